@@ -1,0 +1,1 @@
+"""Types, configuration, errors, sampling and noise: what every other package stands on."""

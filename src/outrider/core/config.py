@@ -1,0 +1,127 @@
+"""Configuration of speculation and of the engine, in the ecosystem's own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from outrider.core.errors import ConfigError, LossyNotAllowedError, UnknownNameError
+
+LOSSY_RULES = frozenset({"typical"})
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How a request is drafted for. The keys are those of vLLM's ``--speculative-config`` where vLLM has them.
+
+    Validated when built. Whether ``method`` exists is checked by the drafter registry, which knows the names.
+    """
+
+    method: str = _option("auto", "drafter: auto, none, ngram, suffix, recycle, draft_model, or several joined by +")
+    model: str | None = _option(None, "model of the drafter (draft_model): an alias, a path or a hub id")
+    num_speculative_tokens: int | None = _option(None, "draft nodes verified per round at most; default: per method")
+    max_draft_depth: int | None = _option(None, "longest drafted path; default: num_speculative_tokens")
+    tree_width: int | None = _option(None, "children per node at most, for drafters that draft trees")
+    prompt_lookup_max: int = _option(4, "ngram: longest n-gram that is looked up")
+    prompt_lookup_min: int = _option(2, "ngram: shortest n-gram that is looked up")
+    suffix_decoding_max_tree_depth: int = _option(24, "suffix: longest context that is matched")
+    suffix_decoding_max_cached_requests: int = _option(256, "suffix: earlier requests of a tenant kept; 0: none")
+    suffix_decoding_min_token_prob: float = _option(0.1, "suffix: least estimated probability of a drafted token")
+    acceptance: str = _option("coupled", "acceptance rule: coupled, rejection, block, typical")
+    allow_lossy: bool = _option(False, "permit a lossy acceptance rule (typical), which changes the output")
+    posterior_threshold: float = _option(0.09, "typical: probability above which a token is always accepted")
+    posterior_alpha: float = _option(0.3, "typical: factor of exp(-entropy) in the threshold")
+    adaptive: bool = _option(True, "let the planner shorten or skip drafts that do not pay; never changes the text")
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("num_speculative_tokens", 1),
+            ("max_draft_depth", 1),
+            ("tree_width", 1),
+            ("prompt_lookup_max", 1),
+            ("prompt_lookup_min", 1),
+            ("suffix_decoding_max_tree_depth", 1),
+            ("suffix_decoding_max_cached_requests", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} is more than prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        for name in ("suffix_decoding_min_token_prob", "posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise ConfigError(f"{name}={value!r} must be between 0 and 1")
+        if self.acceptance in LOSSY_RULES and not self.allow_lossy:
+            raise LossyNotAllowedError(
+                f"acceptance={self.acceptance!r} changes the output; set allow_lossy=true to accept that"
+            )
+        if "draft_model" in self.members and not self.model:
+            raise ConfigError("method 'draft_model' needs 'model': the drafter's alias, path or hub id")
+        if self.model and "draft_model" not in self.members:
+            raise ConfigError(f"'model' is for method 'draft_model'; method {self.method!r} would ignore it")
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The drafters that ``method`` joins by ``+``."""
+        return tuple(part.strip() for part in self.method.split("+"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
+        """Build from plain keys; an unknown key raises UnknownNameError, naming the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownNameError("speculative-config key", key, known)
+        if not isinstance(values.get("method", "auto"), str):
+            raise ConfigError("speculative-config: 'method' must be a string")
+        return cls(**values)
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculativeConfig:
+        """Read what ``--speculative-config`` takes: a JSON object, or just the name of a method."""
+        text = text.strip()
+        if not text.startswith(("{", "[", '"')):
+            return cls(method=text)
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"speculative-config is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError("speculative-config must be a JSON object such as {\"method\": \"suffix\"}")
+        return cls.from_dict(values)
+
+
+def as_speculative_config(value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
+    """Accept every form in which users write it; None means the default, ``auto``."""
+    if value is None:
+        return SpeculativeConfig()
+    if isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, str):
+        return SpeculativeConfig.parse(value)
+    return SpeculativeConfig.from_dict(value)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the engine. Validated when built; raises ConfigError."""
+
+    max_batch_size: int = _option(16, "requests that run at the same time")
+    max_context: int | None = _option(None, "longest sequence; default: the model's, at most 8192")
+    prefill_chunk: int = _option(512, "prompt tokens per forward pass")
+    kv_tokens: int | None = _option(None, "tokens that the KV cache holds; default: enough for max_batch_size")
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_context", "prefill_chunk", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")

@@ -1,0 +1,69 @@
+"""Counter-based noise: every number is a function of (seed, position, index), never of what was drawn before.
+
+The generator is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014) used
+as a function: the state is keyed by seed, position and stream, and the index-th output is read without the ones
+before it. Because nothing is consumed, speculation cannot shift the noise that a later token sees.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+_STEPS = 1 << 24
+GUMBEL_MAX = float(-np.log(-np.log(_STEPS / (_STEPS + 1))))
+"""The largest value `gumbel` can take, about 16.64: a candidate further than this below another cannot win."""
+
+
+class Stream(IntEnum):
+    """Independent noises for one request. TARGET is the one that decides its text under ``coupled``."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESAMPLE = 3
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def _key(seed: int, position: int, stream: int) -> int:
+    key = _mix((seed + _GOLDEN) & _MASK)
+    key = _mix((key ^ position) + _GOLDEN & _MASK)
+    return _mix((key ^ stream) + _GOLDEN & _MASK)
+
+
+def uniform(
+    seed: int, position: int, index: npt.ArrayLike, stream: int = Stream.TARGET
+) -> npt.NDArray[np.float64]:
+    """Uniform numbers strictly between 0 and 1, on a grid of 2^-24.
+
+    seed: 0 … 2^64-1. position: index of the token in the sequence. index: any shape of non-negative integers (token
+    ids, or whatever is being numbered). Returns float64 of that shape.
+    """
+    with np.errstate(over="ignore"):
+        z = np.uint64(_key(seed, position, stream)) + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(
+            _GOLDEN
+        )
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
+        z = z ^ (z >> np.uint64(31))
+    high = (z >> np.uint64(40)).astype(np.float64)
+    return np.asarray((high + 1.0) / (_STEPS + 1))
+
+
+def gumbel(
+    seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET
+) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise for each token id, at most GUMBEL_MAX. Shapes as in `uniform`."""
+    return np.asarray(-np.log(-np.log(uniform(seed, position, tokens, stream))))

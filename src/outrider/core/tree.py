@@ -1,0 +1,166 @@
+"""The draft tree: what a drafter proposes for one request and one round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.core.errors import DraftError
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = -1
+"""Parent of a node whose parent is the root, the last committed token (the root itself is not a node)."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of proposed tokens below the last committed one. A chain is a tree with one path.
+
+    Nodes are numbered 0 … n-1, every parent before its children, siblings in the order in which the drafter prefers
+    them (rejection sampling tries them in that order) and with distinct tokens.
+
+    tokens: token id of each node.
+    parents: node number of each node's parent, or ROOT.
+    scores: the drafter's own estimate, in [0, 1], that the node is accepted *given* that its parent was. It need not
+        be calibrated: the engine learns what a drafter's scores are worth.
+    logprobs: for a drafter that samples, the log-probabilities [V] (float32) that the children of a node (or of ROOT)
+        were drawn from. A node that is missing here has children that were chosen, not drawn (a point mass).
+    sources: names of the drafters that proposed each node; filled in by the engine or the cascade.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    scores: Sequence[float] = ()
+    logprobs: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    sources: Sequence[tuple[str, ...]] = ()
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        scores: Sequence[float] | None = None,
+        logprobs: Sequence[torch.Tensor] | None = None,
+    ) -> DraftTree:
+        """One path. ``logprobs[i]`` [V] is the distribution that ``tokens[i]`` was drawn from."""
+        n = len(tokens)
+        return cls(
+            tokens=list(tokens),
+            parents=list(range(-1, n - 1)),
+            scores=list(scores) if scores is not None else [0.5] * n,
+            logprobs={i - 1: row for i, row in enumerate(logprobs or ())},
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def children(self) -> dict[int, list[int]]:
+        """Children of every inner node, by parent (ROOT included), in the drafter's order."""
+        table: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            table.setdefault(parent, []).append(node)
+        return table
+
+    def depths(self) -> list[int]:
+        """Depth of each node; a child of the root has depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node``, which is the last one."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def keep(self, nodes: Iterable[int]) -> DraftTree:
+        """The subtree of the given nodes. A node whose parent is not kept is dropped as well."""
+        wanted = set(nodes)
+        new_number: dict[int, int] = {ROOT: ROOT}
+        order: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if node in wanted and parent in new_number:
+                new_number[node] = len(order)
+                order.append(node)
+        return DraftTree(
+            tokens=[self.tokens[i] for i in order],
+            parents=[new_number[self.parents[i]] for i in order],
+            scores=[self.scores[i] for i in order],
+            logprobs={new_number[i]: row for i, row in self.logprobs.items() if i in new_number},
+            sources=[self.sources[i] for i in order] if self.sources else (),
+        )
+
+    def check(self, vocab_size: int) -> None:
+        """Raise DraftError unless every promise of the class is kept."""
+        n = len(self.tokens)
+        if not len(self.parents) == len(self.scores) == n or (self.sources and len(self.sources) != n):
+            raise DraftError("draft tree with fields of different lengths")
+        seen: set[tuple[int, int]] = set()
+        for node, (token, parent, score) in enumerate(zip(self.tokens, self.parents, self.scores, strict=True)):
+            if not 0 <= token < vocab_size:
+                raise DraftError(f"draft token {token} is outside the target's vocabulary of {vocab_size}")
+            if not ROOT <= parent < node:
+                raise DraftError(f"draft node {node} has parent {parent}; parents come before their children")
+            if (parent, token) in seen:
+                raise DraftError(f"two children of draft node {parent} hold token {token}")
+            if not (math.isfinite(score) and 0 <= score <= 1):
+                raise DraftError(f"draft node {node} has score {score}; a score is a probability")
+            seen.add((parent, token))
+        self._check_logprobs(vocab_size)
+
+    def _check_logprobs(self, vocab_size: int) -> None:
+        children = self.children() if self.logprobs else {}
+        for node, row in self.logprobs.items():
+            if not ROOT <= node < len(self.tokens) or tuple(row.shape) != (vocab_size,):
+                raise DraftError(f"draft log-probabilities of node {node} have shape {tuple(row.shape)}")
+            if bool(row.isnan().any()):
+                raise DraftError(f"draft log-probabilities of node {node} hold NaN")
+            for child in children.get(node, ()):
+                if math.isinf(float(row[self.tokens[child]])):
+                    raise DraftError(f"draft node {child} was drawn with probability zero")
+
+
+def merge(trees: Iterable[DraftTree]) -> DraftTree:
+    """One tree that holds every path of ``trees``, shared prefixes once.
+
+    A node proposed by several takes the highest score and all their sources. Distributions are dropped where the
+    trees disagree on how a node's children came about (children of two drafters were not drawn from one of them).
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    sources: list[tuple[str, ...]] = []
+    logprobs: dict[int, torch.Tensor] = {}
+    place: dict[tuple[int, int], int] = {}
+    proposers: dict[int, int] = {}
+    for tree in trees:
+        number = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            key = (number[parent], token)
+            at = place.get(key)
+            names = tree.sources[node] if tree.sources else ()
+            if at is None:
+                at = place[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                scores.append(tree.scores[node])
+                sources.append(names)
+            else:
+                scores[at] = max(scores[at], tree.scores[node])
+                sources[at] += tuple(name for name in names if name not in sources[at])
+            number[node] = at
+        for node in tree.children():
+            proposers[number[node]] = proposers.get(number[node], 0) + 1
+        for node, row in tree.logprobs.items():
+            logprobs[number[node]] = row
+    shared = {node: row for node, row in logprobs.items() if proposers.get(node, 0) <= 1}
+    return DraftTree(tokens, parents, scores, shared, sources)

@@ -1,0 +1,133 @@
+"""The Drafter contract: propose trees for a batch of requests, and learn from what was committed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from outrider.core.noise import Stream
+from outrider.core.tree import DraftTree
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.core.config import SpeculativeConfig
+    from outrider.core.sampling import SamplingState
+    from outrider.executors.base import Executor
+    from outrider.models.loader import Model
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a drafter needs to be told about the target's forward passes; asked for once, when it is built.
+
+    top_k: the target's k most likely next tokens at every row that has logits; 0: none.
+    hidden_layers: hidden states of these layers (numbered as in `ForwardOutput`).
+    prompt_rows: whether to be told about the rows of the prompt too.
+    """
+
+    top_k: int = 0
+    hidden_layers: tuple[int, ...] = ()
+    prompt_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one round, for each request: draft nodes and depth at most."""
+
+    nodes: int
+    depth: int
+
+
+@dataclass
+class SequenceView:
+    """What a drafter may see of one running request. One object lives as long as the request; read-only for drafters.
+
+    tokens: prompt and output so far; the last one is the root of the next round's tree.
+    room: longest path that can still be of use (the request's remaining tokens and context).
+    sampling: the request's transform and noise. A drafter that samples turns its own logits into q with
+        ``sampling.logprobs(logits, path)``.
+    noise_stream: the noise to draw children with, keyed by (sampling.seed, position, token id). Under ``coupled`` it is
+        the target's own, which makes draft and target agree as often as possible.
+    """
+
+    request_id: int
+    tenant: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingState
+    room: int = 0
+    noise_stream: Stream = Stream.TARGET
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What happened to one request in one forward pass, told after its commit.
+
+    view: the request, its tokens already extended by ``committed``.
+    committed: tokens that were added, the correction or bonus token last.
+    rows: tokens of the rows that were verified: the root first, then the tree's nodes (row i+1 is node i).
+    path: rows that were accepted, the root (row 0) first.
+    tree: what was verified; empty after a plain round and after prefill.
+    top_ids, top_logprobs: [rows, top_k], if wanted, -1 where a row had no logits.
+    hidden: layer -> [rows, H], if wanted.
+    finished: the request has ended; the drafter will be told so by `Drafter.close` too.
+    """
+
+    view: SequenceView
+    committed: Sequence[int]
+    rows: Sequence[int]
+    path: Sequence[int]
+    tree: DraftTree = field(default_factory=DraftTree)
+    top_ids: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    finished: bool = False
+
+
+class Drafter(ABC):
+    """Proposes draft trees. State is kept per request, or per tenant, never across tenants.
+
+    A drafter decides nothing about the text: whatever it proposes, the same tokens are committed. It may raise from
+    any method; the engine then goes on without it for that round and counts the failure.
+    """
+
+    name: ClassVar[str]
+    wants: Wants = Wants()
+    default_tokens: ClassVar[int] = 8
+    """Draft nodes per round, unless the configuration says otherwise."""
+
+    def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
+        """A request starts; its prompt is in ``view.tokens``."""
+
+    @abstractmethod
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        """One tree (possibly empty) for each view, within ``budget`` and ``view.room``."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027  (optional hook)
+        """Learn from committed rounds; also called once after prefill, with an empty tree."""
+
+    def close(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
+        """A request ends, normally or not. Must free all that `open` took, and must not raise for unknown requests."""
+
+
+@dataclass(frozen=True)
+class DrafterContext:
+    """What a drafter is built from.
+
+    config: the user's configuration. target: the target model. open_executor: builds an executor of the engine's kind
+    for another model (None: for the target itself), for drafters that run a model of their own.
+    """
+
+    config: SpeculativeConfig
+    target: Model
+    open_executor: OpenExecutor
+
+
+class OpenExecutor(ABC):
+    """Builds an executor for a drafter's own model, sized for the engine's batch and context."""
+
+    @abstractmethod
+    def __call__(self, model: Model) -> Executor: ...

@@ -1,0 +1,12 @@
+"""Executors: what runs a model. One implementation per module, chosen by name through the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.core.registry import Registry
+
+if TYPE_CHECKING:
+    from outrider.executors.base import Executor
+
+EXECUTORS: Registry[type[Executor]] = Registry("executor", {"torch": "outrider.executors.torch.executor:TorchExecutor"})

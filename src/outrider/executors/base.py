@@ -1,0 +1,178 @@
+"""The Executor contract: run the model over rows of many sequences, and keep their KV.
+
+A sequence in an executor is a *committed prefix* plus *pending rows*. `forward` appends pending rows; each of them sees
+the committed prefix and its chain of pending ancestors, nothing else. `commit` turns one path of pending rows into
+prefix and forgets the rest, so rejected KV can never be read again. Prefill, plain decoding, verification of a tree and
+the level-by-level growth of a draft tree are all this one operation.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.models.config import ModelConfig
+
+COMMITTED = -1
+"""Parent of a row that follows the committed prefix directly."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows that one forward pass adds to one sequence.
+
+    seq: handle from `Executor.open`.
+    tokens: token id of each row.
+    parents: for each row COMMITTED, or the number of its parent among the sequence's pending rows. Pending rows are
+        numbered in the order in which they were forwarded since the last commit: with p rows pending already, the
+        rows of this segment are p, p+1, …
+    logits: which rows of this segment (0 … len(tokens)-1, ascending) need logits; None: all of them.
+    """
+
+    seq: int
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    logits: Sequence[int] | None = None
+
+    @classmethod
+    def chain(cls, seq: int, tokens: Sequence[int], logits: Sequence[int] | None = None) -> Segment:
+        """Rows that follow one another after the committed prefix (no row may be pending)."""
+        return cls(seq, tokens, range(-1, len(tokens) - 1), logits)
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.tokens) if self.logits is None else len(self.logits)
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a forward pass returns, rows in the order of the segments.
+
+    logits: [L, V] float32 on the CPU, the rows asked for.
+    hidden: layer -> [R, H], all rows, in the executor's dtype. Layer i is the residual stream after i blocks: 0 is the
+        embedding, num_layers the last block's output before the final norm.
+    """
+
+    logits: torch.Tensor
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of one forward pass by number of rows, measured; linear in between and beyond."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, rows: float) -> float:
+        xs, ys = self.rows, self.seconds
+        if len(xs) == 1:
+            return ys[0]
+        hi = next((i for i, x in enumerate(xs) if x >= rows), len(xs) - 1)
+        hi = max(hi, 1)
+        slope = (ys[hi] - ys[hi - 1]) / (xs[hi] - xs[hi - 1])
+        return max(ys[hi - 1] + slope * (rows - xs[hi - 1]), 0.0)
+
+
+class Executor(ABC):
+    """Runs one model. Not thread-safe. Knows nothing of sampling, acceptance or drafters."""
+
+    config: ModelConfig
+
+    @abstractmethod
+    def open(self) -> int:
+        """A new, empty sequence; returns its handle."""
+
+    @abstractmethod
+    def close(self, seq: int) -> None:
+        """Drop a sequence and free its pages."""
+
+    @abstractmethod
+    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+        """Append the segments' rows as pending rows and run the model over them.
+
+        At most one segment a sequence. Raises KVCacheFullError (and changes nothing) if pages run out, ContextLengthError
+        if a row would lie beyond the context.
+        """
+
+    @abstractmethod
+    def commit(self, seq: int, rows: Sequence[int]) -> None:
+        """Make the pending rows ``rows`` part of the prefix, in this order, and drop every other pending row.
+
+        ``rows`` is a path: the first one's parent is COMMITTED, each other one's parent is the one before it. Empty:
+        drop all pending rows.
+        """
+
+    @abstractmethod
+    def truncate(self, seq: int, length: int) -> None:
+        """Shorten the committed prefix to ``length`` tokens and drop all pending rows."""
+
+    @abstractmethod
+    def length(self, seq: int) -> int:
+        """Tokens in the committed prefix."""
+
+    @abstractmethod
+    def pending(self, seq: int) -> int:
+        """Number of pending rows."""
+
+    @property
+    @abstractmethod
+    def max_context(self) -> int:
+        """Longest sequence, pending rows included by their depth."""
+
+    @property
+    @abstractmethod
+    def free_tokens(self) -> int:
+        """Rows that whole free pages can still take."""
+
+    @property
+    @abstractmethod
+    def page_size(self) -> int:
+        """Tokens in one page of the KV cache; sequences take memory in this unit."""
+
+    @property
+    @abstractmethod
+    def total_tokens(self) -> int:
+        """Rows that the whole KV cache can take."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise AssertionError if pages are lost, shared or counted wrongly. For tests, after every step."""
+
+    def measure_cost(self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32), context: int = 64, repeats: int = 3) -> CostCurve:
+        """Time forward passes of a scratch sequence: the price list that the planner works from.
+
+        Row counts beyond what the cache or the context can take are left out. Interleaved, medians; made monotone.
+        """
+        context = max(0, min(context, self.max_context - max(rows) - 1))
+        rows = [n for n in rows if context + n + self.page_size <= min(self.free_tokens, self.max_context)] or [1]
+        times: dict[int, list[float]] = {n: [] for n in rows}
+        seq = self.open()
+        try:
+            if context:
+                self.forward([Segment.chain(seq, [0] * context, logits=[context - 1])])
+                self.commit(seq, range(context))
+            self._timed(seq, rows[-1])
+            for _ in range(repeats):
+                for n in rows:
+                    times[n].append(self._timed(seq, n))
+        finally:
+            self.close(seq)
+        seconds: list[float] = []
+        for n in rows:
+            seconds.append(max(statistics.median(times[n]), seconds[-1] if seconds else 0.0))
+        return CostCurve(tuple(rows), tuple(seconds))
+
+    def _timed(self, seq: int, rows: int) -> float:
+        start = time.perf_counter()
+        self.forward([Segment.chain(seq, [0] * rows)])
+        seconds = time.perf_counter() - start
+        self.commit(seq, ())
+        return seconds
