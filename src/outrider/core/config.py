@@ -96,7 +96,7 @@ class SpeculativeConfig:
         except json.JSONDecodeError as error:
             raise ConfigError(f"speculative-config is not valid JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError("speculative-config must be a JSON object such as {\"method\": \"suffix\"}")
+            raise ConfigError('speculative-config must be a JSON object such as {"method": "suffix"}')
         return cls.from_dict(values)
 
 

@@ -43,9 +43,7 @@ def _key(seed: int, position: int, stream: int) -> int:
     return _mix((key ^ stream) + _GOLDEN & _MASK)
 
 
-def uniform(
-    seed: int, position: int, index: npt.ArrayLike, stream: int = Stream.TARGET
-) -> npt.NDArray[np.float64]:
+def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:
     """Uniform numbers strictly between 0 and 1, on a grid of 2^-24.
 
     seed: 0 … 2^64-1. position: index of the token in the sequence. index: any shape of non-negative integers (token
@@ -62,8 +60,6 @@ def uniform(
     return np.asarray((high + 1.0) / (_STEPS + 1))
 
 
-def gumbel(
-    seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET
-) -> npt.NDArray[np.float64]:
+def gumbel(seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise for each token id, at most GUMBEL_MAX. Shapes as in `uniform`."""
     return np.asarray(-np.log(-np.log(uniform(seed, position, tokens, stream))))

@@ -146,7 +146,9 @@ class Executor(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError if pages are lost, shared or counted wrongly. For tests, after every step."""
 
-    def measure_cost(self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32), context: int = 64, repeats: int = 3) -> CostCurve:
+    def measure_cost(
+        self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32), context: int = 64, repeats: int = 3
+    ) -> CostCurve:
         """Time forward passes of a scratch sequence: the price list that the planner works from.
 
         Row counts beyond what the cache or the context can take are left out. Interleaved, medians; made monotone.

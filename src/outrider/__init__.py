@@ -1,0 +1,1 @@
+"""Speculative decoding that can be seen in the clock and nowhere else."""

@@ -1,0 +1,1 @@
+"""Measuring: prompts, interleaved runs, reports."""

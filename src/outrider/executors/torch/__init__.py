@@ -1,0 +1,1 @@
+"""The torch executor: the readable reference, and the road to GPUs."""

@@ -1,0 +1,1 @@
+"""Models: configuration, weights and tokenizers, from GGUF or safetensors, by alias, path or hub id."""
