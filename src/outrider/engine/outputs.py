@@ -69,6 +69,13 @@ class SpeculationStats:
                     mine[source] = mine.get(source, 0) + count
         return result
 
+    def add_times(self, *, parts: int, draft: float, verify: float, accept: float, engine: float) -> None:
+        """Add this request's share of a round's seconds, the round having ``parts`` requests."""
+        self.draft_seconds += draft / parts
+        self.verify_seconds += verify / parts
+        self.accept_seconds += accept / parts
+        self.engine_seconds += engine / parts
+
     def count_position(self, depth: int, count: int = 1) -> None:
         """Add ``count`` accepted tokens at ``depth`` (0: children of the root)."""
         while len(self.accepted_by_position) <= depth:
