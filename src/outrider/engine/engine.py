@@ -2,7 +2,7 @@
 
 One kind of round serves everything. A running request has tokens that are not in the KV cache yet: its prompt at first,
 later just the last committed token, the root. A round forwards those and the draft tree below the root in one pass.
-While more of a prompt is left than one chunk, the request's share of the round is a chunk and nothing is emitted for it.
+While more of a prompt is left than one chunk, the request's share of the round is a chunk, and it emits nothing.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Engine:
         return (longest + page) // page * page
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, while batch and KV cache surely have room for all that they may need."""
+        """Start waiting requests, oldest first, while batch and KV cache have room for the most they may come to use."""
         while self._waiting and len(self._running) < self._config.max_batch_size:
             request = self._waiting[0]
             need = self._need(request)

@@ -51,8 +51,8 @@ class AcceptanceWatch:
             return
         record.reported = True
         log.warning(
-            "drafter %r had a token accepted in only %d of %d rounds: its weights may not belong to this target, or may "
-            "have been loaded with the wrong quantisation, scale or layers; the text is not affected, the speed is",
+            "drafter %r had a token accepted in only %d of %d rounds: its weights may not belong to this target, or "
+            "may have been loaded with the wrong quantisation, scale or layers; the text is not affected, the speed is",
             source,
             record.useful,
             record.rounds,
