@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FIRST_CUT = 6.0
 """Nats below the most likely token that are looked at first; usually all that matters, at a few hundred tokens."""
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def gumbel_top_k(logprobs: torch.Tensor, k: int, seed: int, position: int, stream: int = Stream.TARGET) -> list[int]:
@@ -56,27 +57,21 @@ def _top_k(row: npt.NDArray[np.float32], k: int, seed: int, position: int, strea
         raise NonFiniteLogitsError("cannot draw from log-probabilities that hold NaN or +inf")
     if top == -math.inf or k < 1:
         return []
-    ids, scores = _scored(row, top - _FIRST_CUT, math.inf, seed, position, stream)
+    ids, scores = _scored(row, top - _FIRST_CUT, seed, position, stream)
     cut = _cut_off(scores, k)
     if cut < top - _FIRST_CUT:
-        more_ids, more_scores = _scored(row, cut, top - _FIRST_CUT, seed, position, stream)
-        ids, scores = np.concatenate([ids, more_ids]), np.concatenate([scores, more_scores])
-    if k == 1 and len(ids) > 1:
-        ids = ids[scores == scores.max()]
-        return [int(ids.min())]
+        ids, scores = _scored(row, cut, seed, position, stream)
+    if k == 1:
+        return [int(ids[scores.argmax()])]
     order = np.lexsort((ids, -scores))[:k]
     return [int(token) for token in ids[order]]
 
 
 def _scored(
-    row: npt.NDArray[np.float32], low: float, high: float, seed: int, position: int, stream: int
+    row: npt.NDArray[np.float32], cut: float, seed: int, position: int, stream: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Ids and scores (log p + G) of the tokens with low <= log p < high; -inf is never among them."""
-    low = max(low, float(np.finfo(np.float32).min))
-    inside = row >= np.float32(low)
-    if high < math.inf:
-        inside &= row < np.float32(high)
-    ids = np.flatnonzero(inside)
+    """Ids, ascending, and scores (log p + G) of the tokens with log p >= cut; -inf is never among them."""
+    ids = np.flatnonzero(row >= np.float32(max(cut, _LOWEST)))
     return ids, row[ids].astype(np.float64) + gumbel(seed, position, ids, stream)
 
 
