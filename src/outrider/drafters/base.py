@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
@@ -96,9 +96,9 @@ class Drafter(ABC):
     any method; the engine then goes on without it for that round and counts the failure.
     """
 
-    name: ClassVar[str]
+    name: str
     wants: Wants = Wants()
-    default_tokens: ClassVar[int] = 8
+    default_tokens: int = 8
     """Draft nodes per round, unless the configuration says otherwise."""
 
     def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
