@@ -131,7 +131,7 @@ class Engine:
         return (longest + page) // page * page
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, while batch and KV cache have room for the most they may come to use."""
+        """Start waiting requests, oldest first, while batch and KV cache have room for all they may need."""
         while self._waiting and len(self._running) < self._config.max_batch_size:
             request = self._waiting[0]
             need = self._need(request)
