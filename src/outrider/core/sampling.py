@@ -278,6 +278,15 @@ class SamplingState:
         """The greedy token after ``path``: `logprobs` at temperature 0, without building the distribution."""
         return self._adjusted(logits, path)[1]
 
+    def adjusted(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
+        """Logits [V] after bias, penalties, bans and min_tokens: what temperature 0 takes the argmax of.
+
+        Arguments and errors as for `logprobs`. Shares the memory of ``logits`` where nothing is to be changed.
+        """
+        import torch
+
+        return torch.from_numpy(self._adjusted(logits, path)[0])
+
     def _distribution(self, logits: torch.Tensor, path: Sequence[int]) -> Row:
         params = self.params
         x, best = self._adjusted(logits, path)
