@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outrider.core.errors import DraftError
-from outrider.core.tree import DraftTree, merge
+from outrider.core.tree import ROOT, DraftTree, merge
 from outrider.drafters.base import Budget, Drafter, Observation, SequenceView, Wants
 from outrider.drafters.calibration import Calibrator, path_products
 from outrider.drafters.tenants import TenantStore
@@ -45,7 +45,8 @@ class Cascade(Drafter):
     cascade itself raise.
     """
 
-    def __init__(self, members: Sequence[Drafter]) -> None:
+    def __init__(self, members: Sequence[Drafter], width: int | None = None) -> None:
+        """``width``: children per node at most, as each member takes it from its configuration."""
         self.members = tuple(members)
         self.name = "+".join(member.name for member in members)
         self.default_tokens = max(member.default_tokens for member in members)
@@ -53,6 +54,7 @@ class Cascade(Drafter):
             top_k=max(member.wants.top_k for member in members),
             hidden_layers=tuple(sorted({layer for member in members for layer in member.wants.hidden_layers})),
         )
+        self._width = width
         self.failures: Counter[str] = Counter()
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
         self._proposals: dict[int, _Proposal] = {}
@@ -108,7 +110,7 @@ class Cascade(Drafter):
         request = view.request_id
         merged = merge(calibrators.members.calibrated(tree, request) for tree in trees)
         self._proposals[request] = _Proposal(tuple(trees), merged)
-        return cut(calibrators.merged.calibrated(merged, request), budget.nodes)
+        return cut(calibrators.merged.calibrated(merged, request), budget.nodes, self._width)
 
     def _learn(self, observation: Observation, proposal: _Proposal) -> None:
         calibrators = self._calibrators.get(observation.view.tenant)
@@ -118,8 +120,8 @@ class Cascade(Drafter):
         calibrators.merged.observe_committed(proposal.merged, observation.committed, request)
 
 
-def cut(tree: DraftTree, nodes: int) -> DraftTree:
-    """The ``nodes`` nodes of the highest path probability.
+def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
+    """The ``nodes`` nodes of the highest path probability, at most ``width`` below each other node.
 
     Nodes that were drawn from a distribution which the tree carries stay together: to drop some of them by what they
     are worth would bias a rule that compares p with q. Where they leave no room, the distributions are dropped instead;
@@ -132,6 +134,13 @@ def cut(tree: DraftTree, nodes: int) -> DraftTree:
             drawn.update(tree.path(node))
     if len(drawn) > nodes:
         drawn, tree = set(), replace(tree, logprobs={})
-    # Sorted is stable and a parent is never worth less than its child, so that parents come before their children.
-    best = sorted((n for n in range(len(tree)) if n not in drawn), key=lambda n: -products[n])
-    return tree.keep([*drawn, *best[: nodes - len(drawn)]])
+    kept = set(drawn)
+    children = Counter(tree.parents[node] for node in drawn)
+    # The sort is stable and a parent is never worth less than its child, so that parents come before their children.
+    for node in sorted(range(len(tree)), key=lambda node: -products[node]):
+        parent = tree.parents[node]
+        fits = len(kept) < nodes and (width is None or children[parent] < width)
+        if node not in kept and fits and (parent == ROOT or parent in kept):
+            kept.add(node)
+            children[parent] += 1
+    return tree.keep(kept)
