@@ -184,7 +184,7 @@ def test_03_the_earlier_of_stop_and_length_wins(max_tokens: int) -> None:
         {"top_k": 3},
         {"top_p": 0.5},
         {"min_tokens": 25, "logit_bias": {EOS: 6.0}},
-        {"stop_token_ids": [9]},
+        {"stop_token_ids": [9, 20, 24]},
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -195,8 +195,8 @@ def test_04_05_13_parameters_act_per_token_in_trees(changes: dict[str, object], 
     perfect = answers(oracle(params, depth=5), [params])[0]
     same(perfect, plain(params))
     assert perfect.statistics.acceptance_rate == 1.0
-    changed = plain(params).token_ids != plain(without).token_ids
-    assert changed or "stop_token_ids" in changes, "the parameter must make a difference for the test to mean anything"
+    if temperature or not {"top_k", "top_p", "min_p"} & set(changes):
+        assert plain(params).token_ids != plain(without).token_ids, "or the test would mean nothing"
 
 
 def test_05_min_tokens_counts_tokens_not_rounds() -> None:
