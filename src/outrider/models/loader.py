@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,17 +81,28 @@ def _open_folder(name: str, folder: Path) -> Model:
             raise ModelNotFoundError(f"{folder}: several GGUF files ({listed}); name the one you mean")
         raise ModelNotFoundError(f"{folder}: neither config.json nor a GGUF file in this folder")
     from outrider.models.config_hf import config_from_folder
+    from outrider.models.tokenizer import tokenizer_from_folder
     from outrider.models.weights_safetensors import SafetensorsWeights
 
     config = config_from_folder(folder)
-    return Model(name, config, SafetensorsWeights(folder, config), None, folder)
+    weights = SafetensorsWeights(folder, config)
+    return _model(name, config, weights, tokenizer_from_folder(folder), folder)
 
 
 def _open_gguf(name: str, path: Path) -> Model:
     from outrider.models.config_gguf import config_from_gguf
     from outrider.models.gguf import GGUFFile
+    from outrider.models.tokenizer import tokenizer_from_gguf
     from outrider.models.weights_gguf import GGUFWeights
 
     file = GGUFFile(path)
     config = config_from_gguf(file)
-    return Model(name, config, GGUFWeights(file, config), None, path)
+    return _model(name, config, GGUFWeights(file, config), tokenizer_from_gguf(file), path)
+
+
+def _model(name: str, config: ModelConfig, weights: Weights, tokenizer: Tokenizer | None, source: Path) -> Model:
+    """Joins what configuration and tokenizer say about the tokens that end a text."""
+    if tokenizer is not None:
+        ends = dict.fromkeys((*config.eos_token_ids, *tokenizer.end_ids))
+        config = replace(config, eos_token_ids=tuple(ends))
+    return Model(name, config, weights, tokenizer, source)
