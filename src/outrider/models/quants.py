@@ -4,8 +4,10 @@ Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A block
 its scales. Every value is computed in float32 in the order of the reference (scale by sub-scale first, then by the
 quant, then the offset), so that the results are equal bit for bit; only then is it rounded to the dtype asked for.
 
-The arithmetic is NumPy's, in small chunks on threads of our own, rather than PyTorch's: an OpenMP barrier after every
-small operation makes loading thirty times slower as soon as another process wants the same cores.
+Speed comes from three habits. Work goes in chunks that stay in the cache and are too small for PyTorch to share out:
+an OpenMP barrier after every small operation makes loading thirty times slower as soon as another process wants the
+same cores. Chunks are spread over threads of our own instead. And bytes move as whole runs (NumPy's void types), never
+in loops of 16 or 32.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Unpacked: TypeAlias = tuple[npt.NDArray[Any], Floats, Floats | None]
 
 TYPE_NAMES = {
     0: "F32",
@@ -65,18 +68,22 @@ TYPE_NAMES = {
 """Type numbers in GGUF files, those we cannot read included so that an error can name them."""
 
 _CHUNK = 1 << 15
-"""Elements decoded at a time: intermediates stay in the cache, and PyTorch rounds this few on the calling thread."""
+"""Elements decoded at a time: the most that PyTorch still works through on the calling thread."""
 
 _CHUNKS_PER_TASK = 16
 
 
 @dataclass(frozen=True)
 class Block:
-    """elements and bytes of one block; decode: ([n, bytes] uint8, [n, elements] float32 to fill)."""
+    """elements and bytes of one block; unpack: blocks [n, bytes] -> integers [n, elements], scales and offsets.
+
+    Scales and offsets are [n, groups]: element value = scale * integer + offset of its group. Types without blocks
+    (F32, …) have no ``unpack``.
+    """
 
     elements: int
     bytes: int
-    decode: Callable[[Bytes, Floats], None]
+    unpack: Callable[[Bytes], Unpacked] | None = None
 
 
 def dequantize(kind: str, data: Bytes, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -84,142 +91,140 @@ def dequantize(kind: str, data: Bytes, shape: tuple[int, ...], dtype: torch.dtyp
     import torch
 
     block = BLOCKS[kind]
+    dtype = dtype or torch.float32
+    if block.unpack is None:
+        stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+        return torch.from_numpy(data.reshape(-1).copy()).view(stored).to(dtype).view(shape)
     blocks = data.reshape(-1, block.bytes)
-    out = torch.empty(math.prod(shape), dtype=dtype or torch.float32)
+    out = torch.empty(math.prod(shape), dtype=dtype)
     rows = out.view(-1, block.elements)
-    step = _CHUNK // block.elements
+    step = _CHUNK // block.elements * _CHUNKS_PER_TASK
+    starts = range(0, len(blocks), step)
 
     def decode(start: int) -> None:
-        """One task: the chunks from block ``start`` on."""
-        scratch = torch.empty(step, block.elements)
-        with np.errstate(invalid="ignore"):  # damaged scales (inf, NaN) show in the values, as in the reference
-            for at in range(start, min(start + step * _CHUNKS_PER_TASK, len(blocks)), step):
-                part, target = blocks[at : at + step], rows[at : at + step]
-                values = target if target.dtype == torch.float32 else scratch[: len(part)]
-                block.decode(part, values.numpy())
-                if values is not target:
-                    target.copy_(values)
+        _decode(block, blocks[start : start + step], rows[start : start + step])
 
-    starts = range(0, len(blocks), step * _CHUNKS_PER_TASK)
-    if len(starts) == 1:
-        decode(0)
-    else:
-        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
-            list(pool.map(decode, starts))
+    with np.errstate(invalid="ignore"):  # damaged scales (inf, NaN) show in the values, as in the reference
+        if len(starts) == 1:
+            decode(0)
+        else:
+            with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
+                list(pool.map(decode, starts))
     return out.view(shape)
 
 
-def _half(raw: Bytes) -> Floats:
-    """Two bytes a row as one float16, widened: [n, 2] -> [n, 1]."""
-    return raw.copy().view("<f2").astype(np.float32)
+def _decode(block: Block, blocks: Bytes, rows: torch.Tensor) -> None:
+    """Values of ``blocks`` [n, bytes] into ``rows`` [n, elements], by way of float32, chunk by chunk."""
+    import torch
+
+    assert block.unpack is not None
+    step = _CHUNK // block.elements
+    scratch = torch.empty(step, block.elements)
+    for at in range(0, len(blocks), step):
+        target = rows[at : at + step]
+        values = target if target.dtype == torch.float32 else scratch[: len(target)]
+        integers, scales, offsets = block.unpack(blocks[at : at + step])
+        values.copy_(torch.from_numpy(integers))
+        groups = values.view(*scales.shape, -1)
+        groups.mul_(torch.from_numpy(scales).unsqueeze(-1))
+        if offsets is not None:
+            groups.add_(torch.from_numpy(offsets).unsqueeze(-1))
+        if values is not target:
+            target.copy_(values)
 
 
-def _f32(raw: Bytes, out: Floats) -> None:
-    out[...] = raw.view("<f4")
+def _runs(raw: Bytes, size: int) -> npt.NDArray[np.void]:
+    """The bytes of contiguous rows as runs of ``size``: [n, k * size] -> [n, k], each moved as one item."""
+    return raw.view(f"V{size}")
 
 
-def _f16(raw: Bytes, out: Floats) -> None:
-    out[...] = raw.view("<f2")
+def _cut(raw: Bytes, start: int, size: int) -> Bytes:
+    """A contiguous copy of columns ``start`` … ``start + size`` of whole blocks."""
+    field = np.dtype({"names": ["it"], "formats": [f"V{size}"], "offsets": [start], "itemsize": raw.shape[1]})
+    return np.ascontiguousarray(raw.view(field)["it"]).view(np.uint8)
 
 
-def _bf16(raw: Bytes, out: Floats) -> None:
-    np.left_shift(raw.view("<u2"), 16, dtype=np.uint32, out=out.view(np.uint32))
+def _half(raw: Bytes, start: int) -> Floats:
+    """The float16 at byte ``start`` of every block, widened: [n, 1]."""
+    return _cut(raw, start, 2).view("<f2").astype(np.float32)
 
 
-def _q8_0(raw: Bytes, out: Floats) -> None:
-    np.multiply(raw[:, 2:].view(np.int8), _half(raw[:, :2]), out=out)
+def _nibbles(packed: Bytes, run: int) -> Bytes:
+    """Each run of bytes becomes its low nibbles, then its high nibbles: [n, k] -> [n, 2k]."""
+    out = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
+    pairs = _runs(out, run)
+    pairs[:, 0::2] = _runs(packed & np.uint8(15), run)
+    pairs[:, 1::2] = _runs(packed >> np.uint8(4), run)
+    return out
 
 
-def _nibbles(raw: Bytes, out: Floats) -> None:
-    """Low nibbles into the first half of each run, high nibbles into the second: [..., k] -> [..., 2k]."""
-    half = raw.shape[-1]
-    out[..., :half] = raw & 15
-    out[..., half:] = raw >> 4
+def _q8_0(raw: Bytes) -> Unpacked:
+    return _cut(raw, 2, 32).view(np.int8), _half(raw, 0), None
 
 
-def _q4_0(raw: Bytes, out: Floats) -> None:
-    _nibbles(raw[:, 2:], out)
-    out -= 8
-    out *= _half(raw[:, :2])
+def _q4_0(raw: Bytes) -> Unpacked:
+    return (_nibbles(_cut(raw, 2, 16), 16) - np.uint8(8)).view(np.int8), _half(raw, 0), None
 
 
-def _q4_1(raw: Bytes, out: Floats) -> None:
-    _nibbles(raw[:, 4:], out)
-    out *= _half(raw[:, :2])
-    out += _half(raw[:, 2:4])
+def _q4_1(raw: Bytes) -> Unpacked:
+    return _nibbles(_cut(raw, 4, 16), 16), _half(raw, 0), _half(raw, 2)
 
 
-def _five_bits(low: Bytes, high: Bytes, out: Floats) -> None:
-    """Numbers 0 … 31 from low nibbles [n, 16] and fifth bits [n, 4] (bit j belongs to element j): -> [n, 32]."""
-    fifth = np.unpackbits(high, axis=1, bitorder="little")
-    fifth <<= 4
-    out[:, :16] = (low & 15) | fifth[:, :16]
-    out[:, 16:] = (low >> 4) | fifth[:, 16:]
+def _fifth_bits(raw: Bytes, start: int) -> Bytes:
+    """The four bytes at ``start`` as 16 or 0 for each of 32 elements, lowest bit first: [n, 32]."""
+    return np.unpackbits(_cut(raw, start, 4), axis=1, bitorder="little") << np.uint8(4)
 
 
-def _q5_0(raw: Bytes, out: Floats) -> None:
-    _five_bits(raw[:, 6:], raw[:, 2:6], out)
-    out -= 16
-    out *= _half(raw[:, :2])
+def _q5_0(raw: Bytes) -> Unpacked:
+    numbers = _nibbles(_cut(raw, 6, 16), 16) | _fifth_bits(raw, 2)
+    return (numbers - np.uint8(16)).view(np.int8), _half(raw, 0), None
 
 
-def _q5_1(raw: Bytes, out: Floats) -> None:
-    _five_bits(raw[:, 8:], raw[:, 4:8], out)
-    out *= _half(raw[:, :2])
-    out += _half(raw[:, 2:4])
+def _q5_1(raw: Bytes) -> Unpacked:
+    return _nibbles(_cut(raw, 8, 16), 16) | _fifth_bits(raw, 4), _half(raw, 0), _half(raw, 2)
 
 
-def _k_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight 6-bit scales and eight 6-bit minima from 12 bytes: [n, 12] -> two of [n, 8].
+def _k_scales(raw: Bytes) -> tuple[Floats, Floats]:
+    """Scales and offsets of eight groups from the head of a K block: d, dmin and twelve packed bytes; two of [n, 8].
 
-    The first four of each lie in the low 6 bits of bytes 0-3 (scales) and 4-7 (minima); the last four have their low
-    nibbles in bytes 8-11 and their top two bits in the bytes of the first four.
+    Eight 6-bit scales and eight 6-bit minima: the first four of each lie in the low 6 bits of bytes 0-3 (scales) and
+    4-7 (minima); the last four have their low nibbles in bytes 8-11 and their top two bits in the bytes of the first.
     """
-    first, second, rest = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
+    packed = _cut(raw, 4, 12)
+    first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (rest & 15) | ((first >> 6) << 4)], axis=1)
     minima = np.concatenate([second & 63, (rest >> 4) | ((second >> 6) << 4)], axis=1)
-    return scales, minima
+    return _half(raw, 0) * scales, -(_half(raw, 2) * minima)
 
 
-def _scale_k(raw: Bytes, out: Floats) -> None:
-    """Turn numbers [n, 256] into values: scale by d * scale of its group of 32, then subtract dmin * minimum."""
-    scales, minima = _k_scales(raw[:, 4:16])
-    groups = out.reshape(-1, 8, 32)
-    groups *= (_half(raw[:, 0:2]) * scales)[:, :, None]
-    groups -= (_half(raw[:, 2:4]) * minima)[:, :, None]
+def _q4_k(raw: Bytes) -> Unpacked:
+    return _nibbles(_cut(raw, 16, 128), 32), *_k_scales(raw)
 
 
-def _q4_k(raw: Bytes, out: Floats) -> None:
-    _nibbles(raw[:, 16:].reshape(-1, 4, 32), out.reshape(-1, 4, 64))
-    _scale_k(raw, out)
+def _high_bits(packed: Bytes, run: int, bits: int) -> Bytes:
+    """Bits above the nibble: each run gives 8 / ``bits`` runs, lowest bits first, each number shifted left by 4."""
+    each, mask = 8 // bits, np.uint8((1 << bits) - 1)
+    out = np.empty((len(packed), each * packed.shape[1]), np.uint8)
+    runs = _runs(out, run)
+    for i in range(each):
+        runs[:, i::each] = _runs(((packed >> np.uint8(bits * i)) & mask) << np.uint8(4), run)
+    return out
 
 
-def _q5_k(raw: Bytes, out: Floats) -> None:
-    low = raw[:, 48:].reshape(-1, 4, 32)
-    high = raw[:, 16:48]
-    runs = out.reshape(-1, 4, 2, 32)
-    for i in range(4):
-        runs[:, i, 0] = (low[:, i] & 15) | (((high >> (2 * i)) & 1) << 4)
-        runs[:, i, 1] = (low[:, i] >> 4) | (((high >> (2 * i + 1)) & 1) << 4)
-    _scale_k(raw, out)
+def _q5_k(raw: Bytes) -> Unpacked:
+    return _nibbles(_cut(raw, 48, 128), 32) | _high_bits(_cut(raw, 16, 32), 32, 1), *_k_scales(raw)
 
 
-def _q6_k(raw: Bytes, out: Floats) -> None:
-    low = raw[:, :128].reshape(-1, 2, 2, 32)
-    high = raw[:, 128:192].reshape(-1, 2, 32)
-    runs = out.reshape(-1, 2, 4, 32)
-    for i in range(4):
-        nibble = low[:, :, i] & 15 if i < 2 else low[:, :, i - 2] >> 4
-        runs[:, :, i] = nibble | (((high >> (2 * i)) & 3) << 4)
-    out -= 32
-    groups = out.reshape(-1, 16, 16)
-    groups *= (_half(raw[:, 208:210]) * raw[:, 192:208].view(np.int8))[:, :, None]
+def _q6_k(raw: Bytes) -> Unpacked:
+    numbers = _nibbles(_cut(raw, 0, 128), 64) | _high_bits(_cut(raw, 128, 64), 32, 2)
+    scales = _half(raw, 208) * _cut(raw, 192, 16).view(np.int8)
+    return (numbers - np.uint8(32)).view(np.int8), scales, None
 
 
 BLOCKS = {
-    "F32": Block(1, 4, _f32),
-    "F16": Block(1, 2, _f16),
-    "BF16": Block(1, 2, _bf16),
+    "F32": Block(1, 4),
+    "F16": Block(1, 2),
+    "BF16": Block(1, 2),
     "Q8_0": Block(32, 34, _q8_0),
     "Q4_0": Block(32, 18, _q4_0),
     "Q4_1": Block(32, 20, _q4_1),

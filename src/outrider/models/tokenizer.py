@@ -114,9 +114,9 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer | None:
     """
     if "tokenizer.ggml.model" not in file.fields:
         return None
-    from outrider.models.tokenizer_gguf import load_backend, pre_tokenizer
+    from outrider.models.tokenizer_gguf import build_backend, pre_tokenizer
 
-    backend = load_backend(file)
+    backend = build_backend(file)
     sentencepiece = file.string("tokenizer.ggml.model") == "llama"
     add_bos = file.boolean("tokenizer.ggml.add_bos_token", sentencepiece or pre_tokenizer(file).add_bos)
     ids = {
