@@ -104,6 +104,9 @@ class DraftModelDrafter(Drafter):
             path.append(row)
         self._executor.commit(run.seq, path)
         run.rows.clear()
+        if self._executor.length(run.seq) == len(view.tokens):
+            # Asked again before anything was committed: the root is read once more, for its logits.
+            self._executor.truncate(run.seq, len(view.tokens) - 1)
         return run
 
     def _read_unseen(self, rounds: Iterable[_Round]) -> None:
