@@ -57,8 +57,10 @@ class DraftModelDrafter(Drafter):
         """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
         config, target = context.config, context.target
         assert config.model is not None, "SpeculativeConfig sees to it that draft_model comes with a model"
-        model = target if config.model == target.name else load_model(config.model)
-        check_vocabulary(target, model)
+        model = target
+        if config.model != target.name:
+            model = load_model(config.model)
+            check_vocabulary(target, model)
         self._executor = context.open_executor(model)
         self._vocab_size = target.config.vocab_size
         self._width = config.tree_width or 1

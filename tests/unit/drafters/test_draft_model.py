@@ -286,7 +286,7 @@ class TestModels:
 
     def test_another_vocabulary_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load_model", lambda name: fake_model(name, tokenizer=False, vocab_size=VOCAB + 1))
-        with pytest.raises(VocabularyMismatchError, match="'other' has 33 tokens, the target 'fake' has 32"):
+        with pytest.raises(VocabularyMismatchError, match="it has 33 tokens instead of 32"):
             make(Opener(), model="other")
 
     def test_the_target_itself_is_not_loaded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
