@@ -49,11 +49,10 @@ def config_from_folder(folder: Path) -> ModelConfig:
         raise UnsupportedModelError(
             f"{path}: model type {name!r} is not supported; supported are {', '.join(FAMILIES)}"
         )
-    ends = _ids(values.get("eos_token_id"))
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        ends = _ids(read_json(generation).get("eos_token_id")) + ends
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
     try:
+        ends = _ids(generation.get("eos_token_id")) + _ids(values.get("eos_token_id"))
         return _config(name, FAMILIES[name], values, tuple(dict.fromkeys(ends)))
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{path}: {error}") from None
@@ -76,7 +75,7 @@ def _config(name: str, family: Family, values: dict[str, Any], ends: tuple[int, 
         if key in values and values[key] is not None and values[key] not in allowed:
             raise UnsupportedModelError(f"{key}={_short(values[key])} is not supported")
     values = {**family.defaults, **values}
-    rope = {"rope_theta": values.get("rope_theta"), **(values.get("rope_parameters") or {})}
+    rope = {"rope_theta": values.get("rope_theta"), **_object(values, "rope_parameters")}
     hidden, layers, heads, inner = (_size(values, key) for key in _REQUIRED[1:])
     kv_heads = _size(values, "num_key_value_heads", heads)
     max_position = _size(values, "max_position_embeddings", 2048)
@@ -97,7 +96,7 @@ def _config(name: str, family: Family, values: dict[str, Any], ends: tuple[int, 
         rope_theta=float(rope["rope_theta"] or 10000.0),
         max_position=max_position,
         tie_embeddings=bool(values.get("tie_word_embeddings", False)),
-        rope_scaling=_rope_scaling(values.get("rope_scaling") or rope, max_position),
+        rope_scaling=_rope_scaling(_object(values, "rope_scaling") or rope, max_position),
         qkv_bias=family.qkv_bias or bias[0],
         o_bias=bias[0],
         mlp_bias=bias[1],
@@ -123,6 +122,13 @@ def _size(values: Mapping[str, Any], key: str, default: int | None = None) -> in
         raise KeyError(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key}={_short(value)} must be a whole number of at least 1")
+    return value
+
+
+def _object(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}={_short(value)} must be a JSON object")
     return value
 
 

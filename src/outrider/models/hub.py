@@ -17,7 +17,7 @@ def snapshot(repository: str, file: str | None = None, *, progress: bool = True)
     Raises ModelNotFoundError if there is no such repository or file, or if the hub cannot be reached.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted = f"{repository}:{file}" if file else repository
     try:
@@ -30,7 +30,7 @@ def snapshot(repository: str, file: str | None = None, *, progress: bool = True)
             f"{wanted}: not in the local cache, and the hub cannot be reached; "
             "`outrider models` lists models that need no hub"
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # the client's HTTP errors are OSErrors, a malformed id is a ValueError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelNotFoundError(f"{wanted}: not available from the hub: {reason[0]}") from None
 

@@ -54,9 +54,9 @@ def _locate(name: str, progress: bool) -> Path:
 
         return fetch(ALIASES[name], progress=progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
-    if looks_like_path(name):
+    if _looks_like_path(name):
         raise ModelNotFoundError(f"{name}: there is no such file or folder")
     match = _HUB_ID.fullmatch(name)
     if match is None:
@@ -66,9 +66,10 @@ def _locate(name: str, progress: bool) -> Path:
     return snapshot(match["repository"], match["file"], progress=progress)
 
 
-def looks_like_path(name: str) -> bool:
+def _looks_like_path(name: str) -> bool:
     """Whether the user meant a path: it starts like one, or is a GGUF file in no repository."""
-    return name.startswith((".", "/", "~")) or "\\" in name or (name.endswith(".gguf") and name.count("/") < 2)
+    file_outside_hub = name.endswith(".gguf") and ":" not in name and name.count("/") < 2
+    return name.startswith((".", "/", "~")) or "\\" in name or file_outside_hub
 
 
 def _open_folder(name: str, folder: Path) -> Model:
