@@ -44,7 +44,8 @@ class ChatTemplate:
         except UsageError:
             raise
         except Exception as error:  # a template is a program from the model's file: it can fail in any way
-            raise UsageError(f"the model's chat template rejects these messages: {error}") from None
+            reason = " ".join(str(error).split())
+            raise UsageError(f"the model's chat template rejects these messages: {reason}") from None
 
     @cached_property
     def _template(self) -> Template:
@@ -61,7 +62,9 @@ class ChatTemplate:
         try:
             return environment.from_string(self.source)
         except TemplateSyntaxError as error:
-            raise UsageError(f"the model's chat template is not valid Jinja (line {error.lineno}): {error}") from None
+            raise UsageError(
+                f"the model's chat template is not valid Jinja (line {error.lineno}): {error.message}"
+            ) from None
 
 
 def _raise_exception(message: str) -> NoReturn:
