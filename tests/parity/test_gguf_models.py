@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from outrider.models.fetch import list_aliases
+from outrider.models.gguf import GGUFFile
 from outrider.models.loader import Model, load_model
 
 TOKENS: dict[str, dict[str, list[int]]] = {
@@ -86,14 +87,17 @@ def test_the_coder_pair_shares_a_vocabulary() -> None:
 def test_weights(name: str) -> None:
     """Three tensors of the real file; the rows of Llama's queries go from rotary pairs to halves."""
     model = fetched(name)
-    stored = {t.name: t for t in gguf.GGUFReader(model.source).tensors}
+    assert model.source is not None
+    file = GGUFFile(model.source)
     layer = "model.layers.5"
     for ours, theirs in (
         (f"{layer}.mlp.down_proj.weight", "blk.5.ffn_down.weight"),
         (f"{layer}.input_layernorm.weight", "blk.5.attn_norm.weight"),
         (f"{layer}.self_attn.q_proj.weight", "blk.5.attn_q.weight"),
     ):
-        expected = gguf.quants.dequantize(stored[theirs].data, stored[theirs].tensor_type)
+        info = file.tensors[theirs]
+        rows = file.data(theirs).reshape(*info.shape[:-1], -1)
+        expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[info.kind])
         if "q_proj" in ours and model.config.family == "llama":
             heads, half = model.config.num_heads, model.config.head_dim // 2
             order = np.arange(expected.shape[0]).reshape(heads, half, 2).transpose(0, 2, 1).reshape(-1)

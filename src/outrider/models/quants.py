@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,7 @@ _CHUNK = 1 << 15
 """Elements decoded at a time: the most that PyTorch still works through on the calling thread."""
 
 _CHUNKS_PER_TASK = 16
+"""A task unpacks its blocks in one go (half a million bytes), which leaves little to the cost of calling NumPy."""
 
 
 @dataclass(frozen=True)
@@ -102,33 +104,36 @@ def dequantize(kind: str, data: Bytes, shape: tuple[int, ...], dtype: torch.dtyp
     starts = range(0, len(blocks), step)
 
     def decode(start: int) -> None:
-        _decode(block, blocks[start : start + step], rows[start : start + step])
+        with np.errstate(invalid="ignore"):  # damaged scales (inf, NaN) show in the values, as in the reference
+            _decode(block, blocks[start : start + step], rows[start : start + step])
 
-    with np.errstate(invalid="ignore"):  # damaged scales (inf, NaN) show in the values, as in the reference
-        if len(starts) == 1:
-            decode(0)
-        else:
-            with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
-                list(pool.map(decode, starts))
+    if len(starts) > 1:
+        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
+            list(pool.map(decode, starts))
+    else:
+        decode(0)
     return out.view(shape)
 
 
 def _decode(block: Block, blocks: Bytes, rows: torch.Tensor) -> None:
-    """Values of ``blocks`` [n, bytes] into ``rows`` [n, elements], by way of float32, chunk by chunk."""
+    """Values of ``blocks`` [n, bytes] into ``rows`` [n, elements], by way of float32."""
     import torch
 
     assert block.unpack is not None
+    unpacked = block.unpack(blocks)
+    integers, scales = torch.from_numpy(unpacked[0]), torch.from_numpy(unpacked[1]).unsqueeze(-1)
+    offsets = None if unpacked[2] is None else torch.from_numpy(unpacked[2]).unsqueeze(-1)
     step = _CHUNK // block.elements
     scratch = torch.empty(step, block.elements)
-    for at in range(0, len(blocks), step):
-        target = rows[at : at + step]
+    for at in range(0, len(rows), step):
+        part = slice(at, at + step)
+        target = rows[part]
         values = target if target.dtype == torch.float32 else scratch[: len(target)]
-        integers, scales, offsets = block.unpack(blocks[at : at + step])
-        values.copy_(torch.from_numpy(integers))
-        groups = values.view(*scales.shape, -1)
-        groups.mul_(torch.from_numpy(scales).unsqueeze(-1))
+        values.copy_(integers[part])
+        groups = values.view(len(target), scales.shape[1], -1)
+        groups.mul_(scales[part])
         if offsets is not None:
-            groups.add_(torch.from_numpy(offsets).unsqueeze(-1))
+            groups.add_(offsets[part])
         if values is not target:
             target.copy_(values)
 
@@ -140,8 +145,12 @@ def _runs(raw: Bytes, size: int) -> npt.NDArray[np.void]:
 
 def _cut(raw: Bytes, start: int, size: int) -> Bytes:
     """A contiguous copy of columns ``start`` … ``start + size`` of whole blocks."""
-    field = np.dtype({"names": ["it"], "formats": [f"V{size}"], "offsets": [start], "itemsize": raw.shape[1]})
-    return np.ascontiguousarray(raw.view(field)["it"]).view(np.uint8)
+    return np.ascontiguousarray(raw.view(_field(start, size, raw.shape[1]))["it"]).view(np.uint8)
+
+
+@cache
+def _field(start: int, size: int, block: int) -> np.dtype[Any]:
+    return np.dtype({"names": ["it"], "formats": [f"V{size}"], "offsets": [start], "itemsize": block})
 
 
 def _half(raw: Bytes, start: int) -> Floats:
@@ -190,10 +199,9 @@ def _k_scales(raw: Bytes) -> tuple[Floats, Floats]:
     Eight 6-bit scales and eight 6-bit minima: the first four of each lie in the low 6 bits of bytes 0-3 (scales) and
     4-7 (minima); the last four have their low nibbles in bytes 8-11 and their top two bits in the bytes of the first.
     """
-    packed = _cut(raw, 4, 12)
-    first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([first & 63, (rest & 15) | ((first >> 6) << 4)], axis=1)
-    minima = np.concatenate([second & 63, (rest >> 4) | ((second >> 6) << 4)], axis=1)
+    first, second, rest = (_cut(raw, start, 4) for start in (4, 8, 12))
+    scales = np.concatenate([first & np.uint8(63), (rest & np.uint8(15)) | _at_bit_4(first, 6, 2)], axis=1)
+    minima = np.concatenate([second & np.uint8(63), (rest >> np.uint8(4)) | _at_bit_4(second, 6, 2)], axis=1)
     return _half(raw, 0) * scales, -(_half(raw, 2) * minima)
 
 
@@ -201,13 +209,18 @@ def _q4_k(raw: Bytes) -> Unpacked:
     return _nibbles(_cut(raw, 16, 128), 32), *_k_scales(raw)
 
 
+def _at_bit_4(packed: Bytes, first: int, bits: int) -> Bytes:
+    """The ``bits`` bits from bit ``first`` on, moved to where they belong above a nibble."""
+    moved = packed << np.uint8(4 - first) if first < 4 else packed >> np.uint8(first - 4)
+    return moved & np.uint8(((1 << bits) - 1) << 4)
+
+
 def _high_bits(packed: Bytes, run: int, bits: int) -> Bytes:
-    """Bits above the nibble: each run gives 8 / ``bits`` runs, lowest bits first, each number shifted left by 4."""
-    each, mask = 8 // bits, np.uint8((1 << bits) - 1)
+    """Each run of bytes becomes 8 / ``bits`` runs of the bits above a nibble, lowest bits first."""
+    each = 8 // bits
     out = np.empty((len(packed), each * packed.shape[1]), np.uint8)
-    runs = _runs(out, run)
     for i in range(each):
-        runs[:, i::each] = _runs(((packed >> np.uint8(bits * i)) & mask) << np.uint8(4), run)
+        _runs(out, run)[:, i::each] = _runs(_at_bit_4(packed, i * bits, bits), run)
     return out
 
 
