@@ -17,11 +17,13 @@ from outrider.drafters.growth import Limits, grow
 from outrider.drafters.tenants import TenantStore
 
 CANDIDATES = 8
+RELIABILITY = 0.6
+"""How often the candidates of one context hold in the next: what their probabilities are scaled by to make scores."""
 MAX_TOKENS = 8192
 """Tokens whose candidates are kept per tenant: about 6 MB."""
 
 Candidates = tuple[tuple[int, ...], tuple[float, ...]]
-"""Token ids and their probabilities, best first."""
+"""Token ids and their scores, best first."""
 
 
 class RecycleDrafter(Drafter):
@@ -45,9 +47,8 @@ class RecycleDrafter(Drafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             if observation.top_ids is not None and observation.top_logprobs is not None:
-                self._learn(
-                    observation, observation.top_ids.tolist(), observation.top_logprobs.clamp(max=0).exp().tolist()
-                )
+                scores = observation.top_logprobs.clamp(max=0).exp() * RELIABILITY
+                self._learn(observation, observation.top_ids.tolist(), scores.tolist())
 
     def close(self, view: SequenceView) -> None:
         self._bigrams.pop(view.request_id, None)
@@ -58,18 +59,18 @@ class RecycleDrafter(Drafter):
 
         def expand(token: int) -> list[tuple[int, float, int]]:
             found = table.get(token) or bigrams.get(token)
-            return [(follower, p, follower) for follower, p in zip(*found, strict=True)] if found else []
+            return [(follower, score, follower) for follower, score in zip(*found, strict=True)] if found else []
 
         return grow(view.tokens[-1], expand, Limits.of(view, budget), width=self._width)
 
-    def _learn(self, observation: Observation, ids: list[list[int]], probabilities: list[list[float]]) -> None:
+    def _learn(self, observation: Observation, ids: list[list[int]], scores: list[list[float]]) -> None:
         table = self._tables.get(observation.view.tenant)
         accepted = set(observation.path)
         # A token may occur in several rows: what was said in the accepted context comes last, and stays.
         for row in (*(row for row in range(len(ids)) if row not in accepted), *observation.path):
             token = observation.rows[row]
             table.pop(token, None)
-            table[token] = (tuple(ids[row]), tuple(probabilities[row]))
+            table[token] = (tuple(ids[row]), tuple(scores[row]))
         while len(table) > MAX_TOKENS:
             del table[next(iter(table))]
 

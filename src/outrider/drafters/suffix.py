@@ -16,6 +16,10 @@ from outrider.drafters.tenants import TenantStore
 MAX_CACHED_TOKENS = 1 << 16
 """Tokens of earlier requests kept per tenant: about 20 MB."""
 
+_UNSEEN = 2.0
+"""Occurrences that "something else follows" counts for after one token of context; it falls with the square of the
+context's length. So a context of one token that was seen once is believed a third, four tokens are believed 0.89."""
+
 Match = tuple[SuffixTrie, Cursor, int]
 """(trie, place in it, tokens matched)."""
 State = tuple[tuple[int, ...], tuple[Match, ...]]
@@ -81,9 +85,7 @@ class SuffixDrafter(Drafter):
         after: dict[int, list[Match]] = {}
         for match in matches:
             trie, cursor, matched = self._alive(match, context)
-            # An unseen continuation counts as 1/matched of an occurrence: one token of context that was seen once is
-            # believed half, ten tokens nine tenths.
-            total = trie.followed(cursor) + 1 / matched
+            total = trie.followed(cursor) + _UNSEEN / matched**2
             for token, count, child in trie.followers(cursor):
                 score = count / total
                 if score >= self._floor:

@@ -10,6 +10,7 @@ import torch
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters import recycle
 from outrider.drafters.base import Budget, Drafter, Observation, SequenceView
+from outrider.drafters.recycle import RELIABILITY
 from tests.unit.drafters.simulation import make, make_view
 
 
@@ -27,7 +28,7 @@ def test_it_lays_out_the_candidates_best_path_first() -> None:
     _teach(drafter, view, {5: [(6, 0.8), (7, 0.2)], 6: [(8, 0.5), (10, 0.1)], 7: [(11, 0.9), (12, 0.1)]})
     tree = drafter.propose([view], Budget(4, 3))[0]
     assert list(zip(tree.parents, tree.tokens, strict=True)) == [(ROOT, 6), (0, 8), (ROOT, 7), (2, 11)]
-    assert list(tree.scores) == pytest.approx([0.8, 0.5, 0.2, 0.9])
+    assert list(tree.scores) == pytest.approx([RELIABILITY * p for p in (0.8, 0.5, 0.2, 0.9)])
 
 
 def test_rejected_rows_teach_too() -> None:
