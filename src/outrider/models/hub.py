@@ -24,7 +24,7 @@ def snapshot(repository: str, file: str | None = None, *, progress: bool = True)
         with _bars(progress):
             if file:
                 return Path(hf_hub_download(repository, file))
-            return Path(snapshot_download(repository, allow_patterns=_PATTERNS))
+            folder = Path(snapshot_download(repository, allow_patterns=_PATTERNS))
     except LocalEntryNotFoundError:
         raise ModelNotFoundError(
             f"{wanted}: not in the local cache, and the hub cannot be reached; "
@@ -33,6 +33,11 @@ def snapshot(repository: str, file: str | None = None, *, progress: bool = True)
     except (OSError, ValueError) as error:  # the client's HTTP errors are OSErrors, a malformed id is a ValueError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelNotFoundError(f"{wanted}: not available from the hub: {reason[0]}") from None
+    if not (folder / "config.json").exists():
+        raise ModelNotFoundError(
+            f"{wanted}: this repository has no config.json; if it holds GGUF files, name one: {repository}:FILE.gguf"
+        )
+    return folder
 
 
 @contextmanager

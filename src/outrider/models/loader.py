@@ -44,6 +44,8 @@ def load_model(name: str, *, progress: bool = True) -> Model:
     line.
     """
     source = _locate(name, progress)
+    if source.suffix == ".safetensors":
+        raise ModelNotFoundError(f"{source}: name the folder, which must hold config.json as well")
     return _open_gguf(name, source) if source.is_file() else _open_folder(name, source)
 
 

@@ -58,11 +58,9 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all tokens with their ids: two models with the same one can draft for each other."""
-        digest = hashlib.sha256()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]):
-            digest.update(f"{token_id}\0{token}\0".encode())
-        return digest.hexdigest()
+        entries = (f"{vocabulary[token]}\0{token}" for token in sorted(vocabulary, key=vocabulary.__getitem__))
+        return hashlib.sha256("\0".join(entries).encode()).hexdigest()
 
     def token_id(self, text: str) -> int | None:
         """Id of the token that is written ``text`` in the vocabulary; None if there is none."""

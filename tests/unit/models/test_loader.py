@@ -87,6 +87,18 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path))
 
 
+def test_a_file_of_safetensors_is_named_by_its_folder(tmp_path: Path) -> None:
+    write_hf_folder(random_model("llama"), tmp_path)
+    with pytest.raises(ModelNotFoundError, match="name the folder"):
+        load_model(str(tmp_path / "model.safetensors"))
+
+
+def test_a_hub_repository_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match=r"name one: org/name:FILE\.gguf"):
+        load_model("org/name")
+
+
 def test_hub_repository_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("llama")
     folder = write_hf_folder(model, tmp_path / "hf")
