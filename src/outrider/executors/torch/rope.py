@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., "RoFormer", 2021) and the three ways to stretch it."""
+"""Rotary position embedding (Su et al., "RoFormer", 2021) and the ways to stretch it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
         return base, 1.0
     if scaling.kind == "linear":
         return base / scaling.factor, 1.0
+    if scaling.kind == "factors":
+        return base / torch.tensor(scaling.factors), 1.0
     if scaling.kind == "llama3":
         return _llama3(base, scaling), 1.0
     if scaling.kind == "yarn":
         factor = scaling.attention_factor
         return _yarn(base, scaling, config), 0.1 * math.log(scaling.factor) + 1.0 if factor is None else factor
-    raise UnsupportedModelError(f"rope scaling {scaling.kind!r} is not supported (linear, llama3 and yarn are)")
+    raise UnsupportedModelError(f"rope scaling {scaling.kind!r} is not supported (linear, llama3, yarn and factors are)")
 
 
 def _llama3(base: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
