@@ -54,7 +54,7 @@ def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
     if scaling.kind == "yarn":
         factor = scaling.attention_factor
         return _yarn(base, scaling, config), 0.1 * math.log(scaling.factor) + 1.0 if factor is None else factor
-    raise UnsupportedModelError(f"rope scaling {scaling.kind!r} is not supported (linear, llama3, yarn and factors are)")
+    raise UnsupportedModelError(f"rope scaling {scaling.kind!r} is not supported (linear, llama3, yarn, factors are)")
 
 
 def _llama3(base: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
