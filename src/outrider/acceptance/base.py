@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.core.noise import Stream
+from outrider.core.noise import Stream, fresh_stream
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,10 @@ class Candidate:
     logits: torch.Tensor
     sampling: SamplingState
 
+    def __post_init__(self) -> None:
+        if len(self.logits) != 1 + len(self.tree):
+            raise ValueError(f"{len(self.tree)} draft nodes need {1 + len(self.tree)} rows, not {len(self.logits)}")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -48,8 +52,8 @@ class AcceptanceRule(ABC):
 
     lossless: tokens have the target's distribution exactly.
     trees: whether the rule can judge a tree; a rule that cannot is given chains only.
-    noise_stream: the noise that sampling drafters must draw with. A rule that compares p with q (rejection, block) needs
-        draft noise that is independent of its own.
+    noise_stream: the noise that sampling drafters must draw with; `draft_stream` says which part of it in which round.
+        A rule that compares p with q (rejection, block) needs draft noise that is independent of its own.
     needs_all_proposals: a tree whose nodes carry the distribution they were drawn from must be verified as drawn: to
         leave out nodes because of *which* tokens were drawn would bias the rule. The engine then trims by depth only.
     """
@@ -60,8 +64,16 @@ class AcceptanceRule(ABC):
     noise_stream: ClassVar[Stream] = Stream.TARGET
     needs_all_proposals: ClassVar[bool] = False
 
-    def __init__(self, config: SpeculativeConfig | None = None) -> None:
+    def __init__(self, config: SpeculativeConfig | None = None) -> None:  # noqa: B027  (most rules have none)
         """``config`` carries the settings of rules that have any; None: defaults."""
+
+    def draft_stream(self, position: int) -> int:
+        """The noise that sampling drafters must draw with in the round whose first token has ``position``.
+
+        It is `noise_stream` itself for a rule that shares the target's noise. For the others it is another stream each
+        round: what a rule saw of a rejected position's noise must not come back when that position is drafted again.
+        """
+        return self.noise_stream if self.noise_stream is Stream.TARGET else fresh_stream(self.noise_stream, position)
 
     @abstractmethod
     def accept(self, candidates: Sequence[Candidate]) -> list[Verdict]:

@@ -3,6 +3,9 @@
 The generator is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014) used
 as a function: the state is keyed by seed, position and stream, and the index-th output is read without the ones
 before it. Because nothing is consumed, speculation cannot shift the noise that a later token sees.
+
+Uniform numbers lie on a grid of 2^-24, so a probability that is realised by comparing with one is met to within 2^-24
+(6e-8): far below what a test of any affordable size can see, and the price of noise with a bound, `GUMBEL_MAX`.
 """
 
 from __future__ import annotations
@@ -31,6 +34,15 @@ class Stream(IntEnum):
     RESAMPLE = 3
 
 
+def fresh_stream(stream: Stream, position: int) -> int:
+    """A stream of its own for the round whose first token has ``position``, independent of every other round's.
+
+    Positions beyond the first rejection are drafted again in the next round. A rule that looked at their draft noise
+    before it rejected (block verification does) must not meet the same noise there again.
+    """
+    return stream + len(Stream) * (1 + position)
+
+
 def _mix(z: int) -> int:
     z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
@@ -49,17 +61,26 @@ def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream
     seed: 0 … 2^64-1. position: index of the token in the sequence. index: any shape of non-negative integers (token
     ids, or whatever is being numbered). Returns float64 of that shape.
     """
-    with np.errstate(over="ignore"):
-        z = np.uint64(_key(seed, position, stream)) + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(
-            _GOLDEN
-        )
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
-        z = z ^ (z >> np.uint64(31))
-    high = (z >> np.uint64(40)).astype(np.float64)
-    return np.asarray((high + 1.0) / (_STEPS + 1))
+    z = np.atleast_1d(np.asarray(index)).astype(np.uint64)
+    z += np.uint64(1)
+    z *= np.uint64(_GOLDEN)
+    z += np.uint64(_key(seed, position, stream))
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_MIX_1)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MIX_2)
+    z ^= z >> np.uint64(31)
+    z >>= np.uint64(40)
+    result = z.astype(np.float64)
+    result += 1.0
+    result /= _STEPS + 1
+    return result.reshape(np.shape(index))
 
 
 def gumbel(seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise for each token id, at most GUMBEL_MAX. Shapes as in `uniform`."""
-    return np.asarray(-np.log(-np.log(uniform(seed, position, tokens, stream))))
+    g = uniform(seed, position, tokens, stream)
+    for _ in range(2):
+        np.log(g, out=g)
+        np.negative(g, out=g)
+    return g

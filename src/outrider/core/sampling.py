@@ -4,8 +4,12 @@ The transform is applied per *node*: the history that penalties and `min_tokens`
 path to the node, so that an accepted token is treated exactly as plain decoding would treat it. The same transform
 serves the target's p and a drafter's q.
 
-Every function here works on one row of logits at a time. A reduction over the vocabulary then always has the same
-shape, and with it the same order of additions, however many rows a round has.
+It works on one row of logits at a time. A reduction over the vocabulary then always has the same shape, and with it the
+same order of additions, however many rows a round has.
+
+The order of steps is that of Hugging Face's `generate` and of vLLM: logit bias, penalties, bans and min_tokens, then
+temperature, top-k, top-p, min-p. Two details differ from one engine to the next, and are settled here: tokens that tie
+with the last one let through are let through as well, and top-p counts probability relative to what top-k left over.
 """
 
 from __future__ import annotations
@@ -13,17 +17,21 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core import transform
 from outrider.core.errors import NonFiniteLogitsError, SamplingParamsError, UnknownNameError
+from outrider.core.transform import Row
 
 if TYPE_CHECKING:
     import torch
 
 MAX_SEED = (1 << 64) - 1
-_TOP_P_SCAN = 512
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in dict(self.logit_bias).items()})
-        for name in ("banned_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("stop", "banned_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
         self._check_ranges()
         self._check_combinations()
 
@@ -102,13 +109,15 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True, open_high=True)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        for bias in self.logit_bias.values():
+        for token, bias in self.logit_bias.items():
+            _check_int("logit_bias", token, 0)
             _check_range("logit_bias", bias, -100, 100)
         for name in ("banned_token_ids", "stop_token_ids"):
             for token in getattr(self, name):
                 _check_int(name, token, 0)
-        for token in self.logit_bias:
-            _check_int("logit_bias", token, 0)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise SamplingParamsError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1)
         _check_int("min_tokens", self.min_tokens, 0)
@@ -124,6 +133,25 @@ class SamplingParams:
             )
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise SamplingParamsError("stop holds an empty string or something that is not a string; leave it out")
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) and name == "stop":
+        return (value,)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise SamplingParamsError(f"{name} must be a list, not {value!r}")
+    return tuple(value)
+
+
+def _as_bias(value: Any) -> dict[int, float]:
+    """``logit_bias`` with its keys as integers; JSON can only write them as strings."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise SamplingParamsError(f"logit_bias must map token ids to numbers, not {value!r}")
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
 
 
 def _check_range(
@@ -145,6 +173,28 @@ def _check_int(name: str, value: int, low: int, high: int | None = None) -> None
         raise SamplingParamsError(f"{name}={value} must be {bound}")
 
 
+class _History:
+    """What penalties look at: every token seen in prompt or output, and how often the output holds it."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids = np.unique(np.asarray(prompt, dtype=np.int64))
+        self.counts: Row = np.zeros(len(self.ids), dtype=np.float32)
+        self._slot = {int(token): slot for slot, token in enumerate(self.ids)}
+        self.length = 0
+
+    def append(self, token: int) -> None:
+        slot = self._slot.setdefault(token, len(self.ids))
+        if slot == len(self.ids):
+            self.ids = np.append(self.ids, token)
+            self.counts = np.append(self.counts, np.float32(0))
+        self.counts[slot] += 1
+        self.length += 1
+
+    def count(self, token: int) -> int:
+        slot = self._slot.get(token)
+        return 0 if slot is None else int(self.counts[slot])
+
+
 class SamplingState:
     """The sampling side of one running request: its parameters, its seed and what it has emitted so far.
 
@@ -159,137 +209,141 @@ class SamplingState:
         end_ids: Sequence[int] = (),
     ) -> None:
         """``end_ids``: the model's end-of-sequence tokens. Raises SamplingParamsError for ids beyond the vocabulary."""
-        self.params = params
-        self.vocab_size = vocab_size
-        self.seed = params.seed if params.seed is not None else secrets.randbits(64)
-        self.end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(end_ids))
-        self._prompt = frozenset(prompt)
-        self._counts: Counter[int] = Counter()
-        self.num_prompt_tokens = len(prompt)
-        self.num_output_tokens = 0
-        self._banned = list(params.banned_token_ids)
         for name, ids in (
-            ("banned_token_ids", self._banned),
+            ("banned_token_ids", params.banned_token_ids),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
         ):
             for token in ids:
                 if token >= vocab_size:
                     raise SamplingParamsError(f"{name} holds token {token}; the vocabulary ends at {vocab_size - 1}")
+        self.params = params
+        self.seed = params.seed if params.seed is not None else secrets.randbits(64)
+        self.end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(end_ids))
+        self.num_prompt_tokens = len(prompt)
         self._penalises = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        self.is_argmax = params.greedy and not (
-            self._penalises or params.logit_bias or self._banned or params.min_tokens
-        )
+        self._history = _History(prompt if params.repetition_penalty != 1 else ())
+        self._fit(vocab_size, params.banned_token_ids)
+
+    def _fit(self, vocab_size: int, banned: Iterable[int]) -> None:
+        """Lay out bans, bias and end tokens for logits with ``vocab_size`` columns."""
+        params = self.params
+        bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+        self.vocab_size = vocab_size
+        self._bias_ids = np.array(list(bias), dtype=np.int64)
+        self._bias = np.array(list(bias.values()), dtype=np.float32)
+        self._banned = np.array(sorted({t for t in banned if t < vocab_size}), dtype=np.int64)
+        self._ends = np.array(sorted(t for t in self.end_ids if t < vocab_size), dtype=np.int64)
+        plain = not (self._penalises or len(self._bias) or len(self._banned) or params.min_tokens)
+        self.is_argmax = params.greedy and plain
         """Whether the next token is simply the argmax of the raw logits."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._history.length
 
     @property
     def position(self) -> int:
         """Index, in the sequence, of the token that comes next."""
-        return self.num_prompt_tokens + self.num_output_tokens
+        return self.num_prompt_tokens + self._history.length
 
     def commit(self, token: int) -> None:
         """Record one emitted token."""
-        self._counts[token] += 1
-        self.num_output_tokens += 1
+        self._history.append(token)
 
     def for_other_vocabulary(self, vocab_size: int) -> SamplingState:
-        """A view for a drafter whose logits have ``vocab_size`` columns; shares history and seed with this one."""
+        """This state for a drafter whose logits have ``vocab_size`` columns; seed and history stay shared.
+
+        Columns that this vocabulary does not have are ruled out.
+        """
         state = SamplingState.__new__(SamplingState)
-        state.__dict__ = self.__dict__ | {"vocab_size": vocab_size}
+        state.__dict__ = dict(self.__dict__)
+        state._fit(vocab_size, [*self.params.banned_token_ids, *range(self.vocab_size, vocab_size)])
         return state
 
     def logprobs(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Log-probabilities [V] (float32) of the token that follows ``path``, -inf for those ruled out.
 
-        logits: [V] float32, not changed. path: tokens between the last committed one and this node.
+        logits: [V] float32 on the CPU, not changed. path: tokens between the last committed one and this node.
         At temperature 0 the result is a point mass on the argmax, lowest id on ties.
         Raises NonFiniteLogitsError if the logits hold NaN or +inf, or if no token is left.
         """
         import torch
 
-        x = self._adjusted(logits, path)
-        top = float(x.max())
-        if not math.isfinite(top):
-            raise NonFiniteLogitsError("the model returned NaN or infinite logits, or every token is ruled out")
-        if self.params.greedy:
-            point = torch.full_like(x, -math.inf)
-            point[int(x.argmax())] = 0.0
-            return point
-        x = (x - top) / self.params.temperature
-        x = self._truncated(x)
-        return torch.log_softmax(x, dim=-1)
+        return torch.from_numpy(self._distribution(logits, path))
 
     def argmax(self, logits: torch.Tensor, path: Sequence[int] = ()) -> int:
         """The greedy token after ``path``: `logprobs` at temperature 0, without building the distribution."""
-        x = self._adjusted(logits, path)
-        token = int(x.argmax())
-        if not math.isfinite(float(x[token])):
-            raise NonFiniteLogitsError("the model returned NaN or infinite logits, or every token is ruled out")
-        return token
+        return self._adjusted(logits, path)[1]
 
-    def _adjusted(self, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-        """Logits after bias, bans, min_tokens and penalties; a copy only if something changes."""
+    def adjusted(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
+        """Logits [V] after bias, penalties, bans and min_tokens: what temperature 0 takes the argmax of.
+
+        Arguments and errors as for `logprobs`. Shares the memory of ``logits`` where nothing is to be changed.
+        """
         import torch
 
+        return torch.from_numpy(self._adjusted(logits, path)[0])
+
+    def _distribution(self, logits: torch.Tensor, path: Sequence[int]) -> Row:
         params = self.params
-        x = logits
-        if params.logit_bias:
-            x = x.clone()
-            ids = torch.tensor(list(params.logit_bias), device=x.device)
-            x[ids] += torch.tensor(list(params.logit_bias.values()), dtype=x.dtype, device=x.device)
+        x, best = self._adjusted(logits, path)
+        if params.greedy:
+            point = np.full_like(x, -math.inf)
+            point[best] = 0.0
+            return point
+        x = transform.tempered(x, float(x[best]), params.temperature)
+        floor = transform.threshold(x, params.top_k, params.top_p, params.min_p)
+        return transform.log_softmax(x) if floor == -math.inf else transform.log_softmax_above(x, floor)
+
+    def _adjusted(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[Row, int]:
+        """Logits after bias, penalties, bans and min_tokens, a copy if anything changes, and their argmax."""
+        raw: Row = logits.detach().numpy()
+        best = int(raw.argmax())
+        if not math.isfinite(raw[best]):
+            raise NonFiniteLogitsError("the model returned NaN or infinite logits")
+        x = raw
+        if len(self._bias):
+            x = x.copy()
+            x[self._bias_ids] += self._bias
         if self._penalises:
-            x = self._penalised(x.clone() if x is logits else x, path)
-        ruled_out = self._banned
-        if self.num_output_tokens + len(path) < params.min_tokens:
-            ruled_out = ruled_out + sorted(self.end_ids)
-        if ruled_out:
-            x = x.clone() if x is logits else x
-            x[torch.tensor(ruled_out, device=x.device)] = -math.inf
-        return x
+            x = self._penalised(x, path)
+        for ruled_out in self._ruled_out(len(path)):
+            x = x.copy() if x is raw else x
+            x[ruled_out] = -math.inf
+        if x is raw:
+            return x, best
+        best = int(x.argmax())
+        if not math.isfinite(x[best]):
+            raise NonFiniteLogitsError("every token is ruled out by bans, bias, penalties or min_tokens")
+        return x, best
 
-    def _penalised(self, x: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-        import torch
+    def _ruled_out(self, depth: int) -> Iterable[npt.NDArray[np.int64]]:
+        if len(self._banned):
+            yield self._banned
+        if len(self._ends) and self.num_output_tokens + depth < self.params.min_tokens:
+            yield self._ends
 
-        params = self.params
-        counts = self._counts + Counter(path) if path else self._counts
-        if params.repetition_penalty != 1:
-            ids = torch.tensor(sorted(self._prompt | counts.keys()), dtype=torch.long, device=x.device)
-            seen = x[ids]
-            x[ids] = torch.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
-        if counts and (params.presence_penalty or params.frequency_penalty):
-            ids = torch.tensor(list(counts), device=x.device)
-            number = torch.tensor(list(counts.values()), dtype=x.dtype, device=x.device)
-            x[ids] -= params.presence_penalty + params.frequency_penalty * number
-        return x
+    def _penalised(self, x: Row, path: Sequence[int]) -> Row:
+        """A copy of x with the penalties of the committed history and of ``path``."""
+        history, params = self._history, self.params
+        ids, counts = history.ids, history.counts
+        if ids.size and int(ids.max()) >= len(x):
+            inside = ids < len(x)
+            ids, counts = ids[inside], counts[inside]
+        result = x.copy()
+        for seen, number in ((ids, counts), self._seen_on(path)):
+            result[seen] = transform.penalised(
+                x[seen], number, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            )
+        return result
 
-    def _truncated(self, x: torch.Tensor) -> torch.Tensor:
-        """top-k, then top-p, then min-p on logits whose maximum is 0; tokens ruled out become -inf."""
-        import torch
-
-        params = self.params
-        if 0 < params.top_k < x.shape[0]:
-            x = torch.where(x >= x.topk(params.top_k).values[-1], x, -math.inf)
-        if params.top_p < 1:
-            x = torch.where(x >= _top_p_threshold(x, params.top_p), x, -math.inf)
-        if params.min_p > 0:
-            x = torch.where(x >= math.log(params.min_p), x, -math.inf)
-        return x
-
-
-def _top_p_threshold(x: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The lowest logit of the smallest set of most likely tokens whose probability reaches ``top_p``."""
-    import torch
-
-    probs = torch.softmax(x, dim=-1)
-    size = x.shape[0]
-    for scan in (min(_TOP_P_SCAN, size), size):
-        head, order = probs.topk(scan)
-        reached = (head.cumsum(0) >= top_p).nonzero()
-        if len(reached):
-            return x[order[int(reached[0])]]
-    return x.min()
+    def _seen_on(self, path: Sequence[int]) -> tuple[npt.NDArray[np.int64], Row]:
+        """Distinct tokens of ``path``, and how often each occurs in output and path together."""
+        numbers = {token: self._history.count(token) + n for token, n in Counter(path).items()}
+        return np.array(list(numbers), dtype=np.int64), np.array(list(numbers.values()), dtype=np.float32)
 
 
 def with_defaults(params: SamplingParams, **changes: Any) -> SamplingParams:

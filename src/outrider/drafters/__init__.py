@@ -39,7 +39,7 @@ def build(context: DrafterContext) -> Drafter:
         names.extend(AUTO if member == "auto" else [check_method(member)])
     names = list(dict.fromkeys(names))
     drafters = [DRAFTERS.get(name)(context) for name in names]  # type: ignore[call-arg]
-    return drafters[0] if len(drafters) == 1 else Cascade(drafters)
+    return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
 
 
 def check_method(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
@@ -24,13 +24,11 @@ class Wants:
     """What a drafter needs to be told about the target's forward passes; asked for once, when it is built.
 
     top_k: the target's k most likely next tokens at every row that has logits; 0: none.
-    hidden_layers: hidden states of these layers (numbered as in `ForwardOutput`).
-    prompt_rows: whether to be told about the rows of the prompt too.
+    hidden_layers: hidden states of these layers (numbered as in `ForwardOutput`), for prompt rows too.
     """
 
     top_k: int = 0
     hidden_layers: tuple[int, ...] = ()
-    prompt_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,16 @@ class SequenceView:
 class Observation:
     """What happened to one request in one forward pass, told after its commit.
 
+    A chunk of a long prompt that is not its last one gives an observation with nothing but ``context`` and ``hidden``.
+
     view: the request, its tokens already extended by ``committed``.
     committed: tokens that were added, the correction or bonus token last.
     rows: tokens of the rows that were verified: the root first, then the tree's nodes (row i+1 is node i).
     path: rows that were accepted, the root (row 0) first.
-    tree: what was verified; empty after a plain round and after prefill.
-    top_ids, top_logprobs: [rows, top_k], if wanted, -1 where a row had no logits.
-    hidden: layer -> [rows, H], if wanted.
+    tree: what was verified; empty after a plain round.
+    top_ids, top_logprobs: [rows, top_k] int64 and float32, if wanted, best first.
+    context: prompt tokens that the same pass forwarded before the root.
+    hidden: layer -> [len(context) + rows, H], if wanted, the context first.
     finished: the request has ended; the drafter will be told so by `Drafter.close` too.
     """
 
@@ -83,6 +84,7 @@ class Observation:
     tree: DraftTree = field(default_factory=DraftTree)
     top_ids: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None
+    context: Sequence[int] = ()
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
     finished: bool = False
 
@@ -94,9 +96,9 @@ class Drafter(ABC):
     any method; the engine then goes on without it for that round and counts the failure.
     """
 
-    name: ClassVar[str]
+    name: str
     wants: Wants = Wants()
-    default_tokens: ClassVar[int] = 8
+    default_tokens: int = 8
     """Draft nodes per round, unless the configuration says otherwise."""
 
     def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
@@ -107,7 +109,7 @@ class Drafter(ABC):
         """One tree (possibly empty) for each view, within ``budget`` and ``view.room``."""
 
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027  (optional hook)
-        """Learn from committed rounds; also called once after prefill, with an empty tree."""
+        """Learn from what was committed; the first round of a request, which ends its prefill, included."""
 
     def close(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request ends, normally or not. Must free all that `open` took, and must not raise for unknown requests."""

@@ -19,7 +19,7 @@ class SpeculationStats:
     committed: tokens that rounds emitted, corrections and bonus tokens included.
     accepted_by_position: accepted draft tokens by depth in the tree (index 0: children of the root).
     drafted_rounds: rounds that had anything to verify.
-    drafted_by_source, accepted_by_source: the same counts by drafter; a token that two drafters proposed counts for both.
+    drafted_by_source, accepted_by_source: the same counts by drafter; a token that two proposed counts for both.
     failures: rounds in which the drafter failed and the round went on as plain decoding.
     draft_seconds, verify_seconds, accept_seconds: time in the drafter (observing included), in the target's forward
         passes, and in acceptance; a batch's time is shared equally by its requests.
@@ -68,6 +68,13 @@ class SpeculationStats:
                 for source, count in theirs.items():
                     mine[source] = mine.get(source, 0) + count
         return result
+
+    def add_times(self, *, parts: int, draft: float, verify: float, accept: float, engine: float) -> None:
+        """Add this request's share of a round's seconds, the round having ``parts`` requests."""
+        self.draft_seconds += draft / parts
+        self.verify_seconds += verify / parts
+        self.accept_seconds += accept / parts
+        self.engine_seconds += engine / parts
 
     def count_position(self, depth: int, count: int = 1) -> None:
         """Add ``count`` accepted tokens at ``depth`` (0: children of the root)."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
-    from outrider.executors.base import Executor
+    from outrider.executors.base import ExecutorFactory
 
-EXECUTORS: Registry[type[Executor]] = Registry("executor", {"torch": "outrider.executors.torch.executor:TorchExecutor"})
+EXECUTORS: Registry[ExecutorFactory] = Registry(
+    "executor", {"torch": "outrider.executors.torch.executor:TorchExecutor"}
+)

@@ -13,12 +13,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from outrider.models.config import ModelConfig
+    from outrider.models.loader import Model
 
 COMMITTED = -1
 """Parent of a row that follows the committed prefix directly."""
@@ -81,6 +82,14 @@ class CostCurve:
         return max(ys[hi - 1] + slope * (rows - xs[hi - 1]), 0.0)
 
 
+class ExecutorFactory(Protocol):
+    """How every executor is built. An option that an executor cannot honour raises ConfigError."""
+
+    def __call__(
+        self, model: Model, *, dtype: str, device: str, kv_tokens: int, max_context: int | None
+    ) -> Executor: ...
+
+
 class Executor(ABC):
     """Runs one model. Not thread-safe. Knows nothing of sampling, acceptance or drafters."""
 
@@ -98,8 +107,8 @@ class Executor(ABC):
     def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
         """Append the segments' rows as pending rows and run the model over them.
 
-        At most one segment a sequence. Raises KVCacheFullError (and changes nothing) if pages run out, ContextLengthError
-        if a row would lie beyond the context.
+        At most one segment a sequence. Raises KVCacheFullError if pages run out and ContextLengthError if a row would
+        lie beyond the context; nothing has changed then.
         """
 
     @abstractmethod

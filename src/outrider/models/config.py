@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of the rotary frequencies. kind: "linear", "llama3" or "yarn"; the other fields as in Hugging Face."""
+    """Scaling of the rotary frequencies.
+
+    kind: "linear", "llama3" or "yarn", the other fields as in Hugging Face; or "factors": frequency i is divided by
+    ``factors[i]`` (head_dim / 2 of them), which is how GGUF files spell llama3 scaling (tensor ``rope_freqs.weight``).
+    """
 
     kind: str
     factor: float
@@ -18,6 +22,7 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+# `make run` shows what the project does; `make test` and `make check` are what a change has to pass.
+# Needs Python >= 3.11 with pip and venv. Everything goes into .venv; a model goes into the user's cache.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUN_READY := .venv/.ready-run
+DEV_READY := .venv/.ready-dev
+PACKAGE := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+run: $(RUN_READY)  ## generate a text with and without speculation, and show what it saved
+	@$(BIN)/outrider models fetch $(MODEL)
+	@$(BIN)/outrider generate --model $(MODEL) --compare --prompt-file benchmarks/run-prompt.txt
+
+test: $(DEV_READY)  ## run the whole test suite
+	@$(BIN)/outrider models fetch smollm2-135m
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(DEV_READY)  ## ruff, mypy --strict and the tests of the layout
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest tests/unit/test_layout.py
+
+bench: $(RUN_READY)  ## measure every method that needs no second model, on the prompts of the package
+	$(BIN)/outrider bench $(MODEL) --limit 2
+
+format: $(DEV_READY)  ## format the code, and mend what ruff can mend
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+clean:  ## remove .venv and what tools left behind; models stay in the cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Outrider needs Python 3.11 or newer; set PYTHON")'
+	$(PYTHON) -m venv .venv
+
+$(RUN_READY): $(PACKAGE) | .venv/bin/python
+	$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(DEV_READY): $(PACKAGE) | $(RUN_READY)
+	$(PIP) install --constraint constraints.txt --editable ".[dev]"
+	@touch $@

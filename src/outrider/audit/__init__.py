@@ -1,0 +1,1 @@
+"""Instruments that check the promise on a real model."""

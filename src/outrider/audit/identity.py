@@ -1,0 +1,127 @@
+"""Are the tokens the same with speculation on and off? And where not, was it rounding or a fault?
+
+An executor whose additions depend on the number of rows can flip a choice between two tokens that are all but equal. A
+difference counts as such a *near-tie* only if the target itself, run plainly, scores the two tokens within a bound of
+each other; anything else is a difference. After either, the rest of the two answers cannot be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.core.noise import gumbel
+from outrider.core.sampling import SamplingState
+from outrider.executors.base import Segment
+
+if TYPE_CHECKING:
+    from outrider.core.sampling import SamplingParams
+    from outrider.engine.llm import LLM
+    from outrider.engine.outputs import RequestOutput
+
+NEAR_TIE = 1e-4
+"""Logits closer than this may change places by float32 rounding alone."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part: position in the output, both tokens, and how far apart the target scores them."""
+
+    request: int
+    position: int
+    expected: int
+    found: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class IdentityReport:
+    """tokens: compared, up to and with the first difference of each answer."""
+
+    requests: int
+    tokens: int
+    differences: tuple[Difference, ...]
+    near_ties: tuple[Difference, ...]
+
+    @property
+    def identical(self) -> bool:
+        return not self.differences and not self.near_ties
+
+    def __str__(self) -> str:
+        verdict = "identical" if self.identical else f"{len(self.differences)} differences"
+        ties = f", {len(self.near_ties)} near-ties" if self.near_ties else ""
+        return f"{verdict}{ties} in {self.tokens} tokens of {self.requests} answers"
+
+
+def compare(
+    llm: LLM,
+    params: Sequence[SamplingParams],
+    expected: Sequence[RequestOutput],
+    found: Sequence[RequestOutput],
+    *,
+    near_tie: float = NEAR_TIE,
+) -> IdentityReport:
+    """Compare answers of plain decoding (``expected``) with others to the same prompts and parameters, one by one.
+
+    llm: the model, asked again where two answers part. near_tie: bound in logits; 0 admits none.
+    """
+    tokens = 0
+    differences: list[Difference] = []
+    near_ties: list[Difference] = []
+    for number, (own, left, right) in enumerate(zip(params, expected, found, strict=True)):
+        position = _first_difference(left.token_ids, right.token_ids)
+        if position is None:
+            tokens += len(left.token_ids)
+            continue
+        tokens += position + 1
+        pair = [_token_at(answer.token_ids, position) for answer in (left, right)]
+        margin = _margin(llm, own, left, position, pair)
+        difference = Difference(number, position, pair[0], pair[1], margin)
+        (near_ties if margin < near_tie else differences).append(difference)
+    return IdentityReport(len(expected), tokens, tuple(differences), tuple(near_ties))
+
+
+def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    for position in range(max(len(left), len(right))):
+        if _token_at(left, position) != _token_at(right, position):
+            return position
+    return None
+
+
+def _token_at(tokens: Sequence[int], position: int) -> int:
+    return tokens[position] if position < len(tokens) else -1
+
+
+def _margin(llm: LLM, params: SamplingParams, answer: RequestOutput, position: int, pair: Sequence[int]) -> float:
+    """How far apart the target scores two tokens after the first ``position`` tokens of an answer.
+
+    The scores are those that decide: logits after penalties and bans; with a temperature, log p + noise. Infinite where
+    one of the tokens could not come at all, or an answer just ends.
+    """
+    if -1 in pair:
+        return math.inf
+    prompt, output = answer.prompt_token_ids, answer.token_ids[:position]
+    executor = llm.executor
+    seq = executor.open()
+    try:
+        rows = [*prompt, *output]
+        logits = executor.forward([Segment.chain(seq, rows, logits=[len(rows) - 1])]).logits[0]
+    finally:
+        executor.close(seq)
+    # At temperature 1 the log-probabilities of the greedy transform differ by what the logits differ by.
+    scored = replace(params, temperature=1.0) if params.greedy else params
+    state = SamplingState(replace(scored, seed=answer.seed), llm.model.config.vocab_size, prompt, _ends(llm))
+    for token in output:
+        state.commit(token)
+    scores = state.logprobs(logits)[list(pair)].numpy().astype(np.float64)
+    if not params.greedy:
+        scores = scores + gumbel(state.seed, state.position, np.array(pair))
+    return float(abs(scores[0] - scores[1])) if np.isfinite(scores).all() else math.inf
+
+
+def _ends(llm: LLM) -> Sequence[int]:
+    return llm.model.config.eos_token_ids

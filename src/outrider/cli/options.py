@@ -1,0 +1,74 @@
+"""Options that several commands share: the model, the engine's sizes and sampling."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.parser import add_fields, given
+from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.core.errors import UsageError
+from outrider.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.engine.llm import LLM
+
+DEFAULT_MODEL = "smollm2-135m"
+
+_MODEL_HELP = f"an alias (see 'outrider models'), a local file or folder, or a hub id (default: {DEFAULT_MODEL})"
+
+
+def add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+    """Add the model, where it runs and the engine's sizes. positional: the model may also be given without a flag."""
+    if positional:
+        parser.add_argument("model_argument", metavar="MODEL", nargs="?", help=_MODEL_HELP)
+    group = parser.add_argument_group("model and executor")
+    group.add_argument("-m", "--model", metavar="MODEL", help="the same, as an option" if positional else _MODEL_HELP)
+    group.add_argument("--executor", metavar="NAME", default="torch", help="what runs the model (default: torch)")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
+    group.add_argument("--device", default="cpu", help="a PyTorch device, such as cpu or cuda (default: cpu)")
+    add_fields(group, EngineConfig, "engine")
+
+
+def add_sampling(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None, *, leave_out: Sequence[str] = ()
+) -> None:
+    """Add an option for every sampling parameter. defaults: where the command departs from `SamplingParams`.
+
+    leave_out: parameters that would have no effect on what the command shows.
+    """
+    group = parser.add_argument_group("sampling")
+    add_fields(group, SamplingParams, "sampling", defaults=defaults, leave_out=leave_out)
+
+
+def sampling(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The sampling parameters that the options ask for. Raises SamplingParamsError."""
+    return SamplingParams(**{**(defaults or {}), **given(args, "sampling")})
+
+
+def model_name(args: argparse.Namespace) -> str:
+    """The model that was asked for; UsageError if it was named twice."""
+    positional: str | None = getattr(args, "model_argument", None)
+    option: str | None = args.model
+    if positional and option and positional != option:
+        raise UsageError(f"two models were named, {positional!r} and --model {option!r}; drop one")
+    return positional or option or DEFAULT_MODEL
+
+
+def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) -> LLM:
+    """Load the model. What can be refused without loading it, is refused before."""
+    from outrider.executors import EXECUTORS
+
+    EXECUTORS.check(args.executor)
+    engine_config = EngineConfig(**given(args, "engine"))
+    from outrider.engine.llm import LLM
+
+    return LLM(
+        model_name(args),
+        speculative_config,
+        executor=args.executor,
+        dtype=args.dtype,
+        device=args.device,
+        engine_config=engine_config,
+    )

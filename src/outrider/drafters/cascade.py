@@ -1,0 +1,146 @@
+"""Several drafters for the same round: their trees are merged, and the best nodes of all are kept."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from outrider.core.errors import DraftError
+from outrider.core.tree import ROOT, DraftTree, merge
+from outrider.drafters.base import Budget, Drafter, Observation, SequenceView, Wants
+from outrider.drafters.calibration import Calibrator, path_products
+from outrider.drafters.tenants import TenantStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What was proposed for one request in this round: each member's own tree, and all of them merged."""
+
+    members: tuple[DraftTree, ...]
+    merged: DraftTree
+
+
+@dataclass(frozen=True)
+class _Calibrators:
+    """One tenant's. members: each drafter's own scores. merged: the merged tree's nodes, by all who proposed them."""
+
+    members: Calibrator = field(default_factory=Calibrator)
+    merged: Calibrator = field(default_factory=Calibrator)
+
+    def forget(self, request: int) -> None:
+        self.members.forget(request)
+        self.merged.forget(request)
+
+
+class Cascade(Drafter):
+    """Every member may use the whole budget; the merged tree is cut to it by calibrated path probability.
+
+    The scores of the tree that comes out are calibrated, which makes those of different members comparable.
+    A member that raises sits the round out; ``failures`` counts how often, by name. Only if all of them fail does the
+    cascade itself raise.
+    """
+
+    def __init__(self, members: Sequence[Drafter], width: int | None = None) -> None:
+        """``width``: children per node at most, as each member takes it from its configuration."""
+        self.members = tuple(members)
+        self.name = "+".join(member.name for member in members)
+        self.default_tokens = max(member.default_tokens for member in members)
+        self.wants = Wants(
+            top_k=max(member.wants.top_k for member in members),
+            hidden_layers=tuple(sorted({layer for member in members for layer in member.wants.hidden_layers})),
+        )
+        self._width = width
+        self.failures: Counter[str] = Counter()
+        self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
+        self._proposals: dict[int, _Proposal] = {}
+
+    def open(self, view: SequenceView) -> None:
+        for member in self.members:
+            self._attempt(member, partial(member.open, view))
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        proposed = [trees for member in self.members if (trees := self._member_trees(member, views, budget))]
+        if views and not proposed:
+            raise DraftError(f"every drafter of {self.name} failed in this round; the log says how")
+        return [self._combine(view, [trees[i] for trees in proposed], budget) for i, view in enumerate(views)]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            proposal = self._proposals.pop(observation.view.request_id, None)
+            if proposal is not None:
+                self._learn(observation, proposal)
+        for member in self.members:
+            self._attempt(member, partial(member.observe, observations))
+
+    def close(self, view: SequenceView) -> None:
+        self._proposals.pop(view.request_id, None)
+        self._calibrators.get(view.tenant).forget(view.request_id)
+        for member in self.members:
+            self._attempt(member, partial(member.close, view))
+
+    def _member_trees(self, member: Drafter, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree] | None:
+        """The member's trees with its name on every node, or None if it failed."""
+        trees: list[DraftTree] = []
+
+        def ask() -> None:
+            answer = member.propose(views, budget)
+            for view, tree in zip(views, answer, strict=True):
+                tree.check(view.sampling.vocab_size)
+                trees.append(replace(tree, sources=((member.name,),) * len(tree)))
+
+        return trees if self._attempt(member, ask) else None
+
+    def _attempt(self, member: Drafter, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except Exception:
+            if not self.failures[member.name]:
+                _log.warning("drafter %s failed; the others go on", member.name, exc_info=True)
+            self.failures[member.name] += 1
+            return False
+        return True
+
+    def _combine(self, view: SequenceView, trees: Sequence[DraftTree], budget: Budget) -> DraftTree:
+        calibrators = self._calibrators.get(view.tenant)
+        request = view.request_id
+        merged = merge(calibrators.members.calibrated(tree, request) for tree in trees)
+        self._proposals[request] = _Proposal(tuple(trees), merged)
+        return cut(calibrators.merged.calibrated(merged, request), budget.nodes, self._width)
+
+    def _learn(self, observation: Observation, proposal: _Proposal) -> None:
+        calibrators = self._calibrators.get(observation.view.tenant)
+        request = observation.view.request_id
+        for tree in proposal.members:
+            calibrators.members.observe_committed(tree, observation.committed, request)
+        calibrators.merged.observe_committed(proposal.merged, observation.committed, request)
+
+
+def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
+    """The ``nodes`` nodes of the highest path probability, at most ``width`` below each other node.
+
+    Nodes that were drawn from a distribution which the tree carries stay together: to drop some of them by what they
+    are worth would bias a rule that compares p with q. Where they leave no room, the distributions are dropped instead;
+    as a mere guess, a drawn token may be left out like any other.
+    """
+    products = path_products(tree)
+    drawn: set[int] = set()
+    for node, parent in enumerate(tree.parents):
+        if parent in tree.logprobs:
+            drawn.update(tree.path(node))
+    if len(drawn) > nodes:
+        drawn, tree = set(), replace(tree, logprobs={})
+    kept = set(drawn)
+    children = Counter(tree.parents[node] for node in drawn)
+    # The sort is stable and a parent is never worth less than its child, so that parents come before their children.
+    for node in sorted(range(len(tree)), key=lambda node: -products[node]):
+        parent = tree.parents[node]
+        fits = len(kept) < nodes and (width is None or children[parent] < width)
+        if node not in kept and fits and (parent == ROOT or parent in kept):
+            kept.add(node)
+            children[parent] += 1
+    return tree.keep(kept)

@@ -1,0 +1,174 @@
+"""A smaller model of the same vocabulary drafts: a chain, or with ``tree_width`` a tree grown level by level.
+
+Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding" (2023); the tree is that of
+EAGLE-2 (Li et al., 2024): at each level the nodes of the highest path probability are expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.core.tree import ROOT, DraftTree
+from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
+from outrider.drafters.draft_growth import Growth, growth_for
+from outrider.drafters.growth import Limits
+from outrider.drafters.vocabulary import check_vocabulary, fit_logits
+from outrider.executors.base import COMMITTED, Segment
+from outrider.models.config import ModelConfig, weight_shapes
+from outrider.models.loader import load_model
+
+if TYPE_CHECKING:
+    import torch
+
+_CHUNK = 512
+"""Rows of one forward pass, all requests together, while the draft model reads what it has not seen."""
+
+
+@dataclass
+class _Run:
+    """One request in the draft executor. rows: pending row by (pending row of its parent, or COMMITTED; token)."""
+
+    seq: int
+    rows: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+@dataclass
+class _Round:
+    """One request's part in a round. row_of: pending row of each node that was forwarded."""
+
+    run: _Run
+    growth: Growth
+    row_of: dict[int, int] = field(default_factory=lambda: {ROOT: COMMITTED})
+
+
+class DraftModelDrafter(Drafter):
+    """Its KV always holds committed tokens, plus the rows of the last draft until it is known what became of them.
+
+    All requests of a round share every forward pass: one for the tokens the draft model has not seen, then one for each
+    further level. A last level needs none.
+    """
+
+    name = "draft_model"
+    default_tokens = 5
+
+    def __init__(self, context: DrafterContext) -> None:
+        """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
+        config, target = context.config, context.target
+        assert config.model is not None, "SpeculativeConfig sees to it that draft_model comes with a model"
+        model = target if config.model == target.name else load_model(config.model)
+        check_vocabulary(target, model)
+        self._executor = context.open_executor(model)
+        self._vocab_size = target.config.vocab_size
+        self._width = config.tree_width or 1
+        self._cost_ratio = _parameters(model.config) / _parameters(target.config) if config.adaptive else None
+        self._runs: dict[int, _Run] = {}
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        rounds: dict[int, _Round] = {}
+        for i, view in enumerate(views):
+            limits = self._limits(view, budget)
+            if limits.nodes:
+                growth = growth_for(view, limits, self._width, self._cost_ratio)
+                rounds[i] = _Round(self._synchronised(view), growth)
+        self._read_unseen(rounds.values())
+        while self._grow_one_level(rounds.values()):
+            pass
+        return [rounds[i].growth.tree() if i in rounds else DraftTree() for i in range(len(views))]
+
+    def close(self, view: SequenceView) -> None:
+        run = self._runs.pop(view.request_id, None)
+        if run is not None:
+            self._executor.close(run.seq)
+
+    def _limits(self, view: SequenceView, budget: Budget) -> Limits:
+        """The round's limits, within the draft model's own context. The deepest nodes are not forwarded."""
+        room = self._executor.max_context - len(view.tokens) + 1
+        return Limits.of(view, Budget(budget.nodes, min(budget.depth, room)))
+
+    def _synchronised(self, view: SequenceView) -> _Run:
+        """The request's run, with pending rows that turned out right made prefix, and the others dropped.
+
+        What was committed is read off the view rather than from observations, so that a round in which anything failed
+        leaves nothing wrong behind. The last token stays unseen: its logits are what the next draft starts from.
+        """
+        run = self._runs.get(view.request_id)
+        if run is None:
+            run = self._runs[view.request_id] = _Run(self._executor.open())
+        path: list[int] = []
+        for token in view.tokens[self._executor.length(run.seq) : -1]:
+            row = run.rows.get((path[-1] if path else COMMITTED, token))
+            if row is None:
+                break
+            path.append(row)
+        self._executor.commit(run.seq, path)
+        run.rows.clear()
+        return run
+
+    def _read_unseen(self, rounds: Iterable[_Round]) -> None:
+        """Forward the committed tokens that the draft model lacks, and give each root its children."""
+        waiting = list(rounds)
+        while waiting:
+            segments: list[Segment] = []
+            space = _CHUNK
+            for part in waiting:
+                unseen = part.growth.view.tokens[self._executor.length(part.run.seq) :]
+                taken = unseen[:space]
+                if not taken:
+                    break
+                space -= len(taken)
+                last = [len(taken) - 1] if len(taken) == len(unseen) else []
+                segments.append(Segment.chain(part.run.seq, taken, last))
+            rows = iter(self._logits(segments))
+            for part, segment in zip(list(waiting), segments, strict=False):
+                self._executor.commit(segment.seq, range(len(segment.tokens)))
+                if segment.logits:
+                    part.growth.expand([ROOT], [next(rows)])
+                    waiting.remove(part)
+
+    def _grow_one_level(self, rounds: Iterable[_Round]) -> bool:
+        """One forward pass over every request's frontier; False if there is none left."""
+        parts = [(part, nodes) for part in rounds if (nodes := part.growth.frontier())]
+        if not parts:
+            return False
+        segments = [self._segment(part, nodes) for part, nodes in parts]
+        rows = self._logits(segments)
+        start = 0
+        for part, nodes in parts:
+            self._record(part, nodes)
+            part.growth.expand(nodes, rows[start : start + len(nodes)])
+            start += len(nodes)
+        return True
+
+    @staticmethod
+    def _segment(part: _Round, nodes: Sequence[int]) -> Segment:
+        growth = part.growth
+        return Segment(
+            part.run.seq,
+            [growth.tokens[node] for node in nodes],
+            [part.row_of[growth.parents[node]] for node in nodes],
+        )
+
+    @staticmethod
+    def _record(part: _Round, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            row = len(part.run.rows)
+            part.run.rows[part.row_of[part.growth.parents[node]], part.growth.tokens[node]] = row
+            part.row_of[node] = row
+
+    def _logits(self, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
+        """Rows of logits, cut or padded to the target's vocabulary."""
+        return fit_logits(self._executor.forward(segments).logits, self._vocab_size).unbind()
+
+
+def _parameters(config: ModelConfig) -> int:
+    """Weights that a forward pass reads: what it costs while memory is the limit. An embedding is only looked up."""
+    total = 0
+    for name, shape in weight_shapes(config).items():
+        if name != "model.embed_tokens.weight" or config.tie_embeddings:
+            size = 1
+            for n in shape:
+                size *= n
+            total += size
+    return total

@@ -1,0 +1,240 @@
+"""The engine: rounds of plan -> propose -> forward -> accept -> commit -> emit over the running batch.
+
+One kind of round serves everything. A running request has tokens that are not in the KV cache yet: its prompt at first,
+later just the last committed token, the root. A round forwards those and the draft tree below the root in one pass.
+While more of a prompt is left than one chunk, the request's share of the round is a chunk, and it emits nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outrider.core.errors import ContextLengthError, DraftError
+from outrider.core.tree import DraftTree
+from outrider.engine.request import Request, trim
+from outrider.engine.share import Share, distribute
+
+if TYPE_CHECKING:
+    from outrider.acceptance.base import AcceptanceRule, Verdict
+    from outrider.core.config import EngineConfig
+    from outrider.core.sampling import SamplingParams
+    from outrider.drafters.base import Budget, Drafter, Observation
+    from outrider.engine.health import AcceptanceWatch
+    from outrider.engine.planner import Planner
+    from outrider.executors.base import Executor
+    from outrider.models.loader import Model
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests to their end. Contains no model code and no special case for any drafter or rule."""
+
+    def __init__(
+        self,
+        model: Model,
+        executor: Executor,
+        drafter: Drafter,
+        rule: AcceptanceRule,
+        planner: Planner,
+        watch: AcceptanceWatch,
+        config: EngineConfig,
+    ) -> None:
+        self._model = model
+        self._executor = executor
+        self._drafter = drafter
+        self._rule = rule
+        self._planner = planner
+        self._watch = watch
+        self._config = config
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._reserved: dict[int, int] = {}
+        self._next_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
+        """Queue a request. Raises ContextLengthError or SamplingParamsError, before anything has changed."""
+        request = Request(
+            self._next_id,
+            self._model,
+            prompt,
+            params,
+            tenant=tenant,
+            max_context=self._executor.max_context,
+            noise_stream=self._rule.noise_stream,
+            lossy=not self._rule.lossless,
+        )
+        need = self._need(request)
+        if need > self._executor.total_tokens:
+            raise ContextLengthError(
+                f"prompt and answer need {need} tokens of KV cache, which holds {self._executor.total_tokens}: "
+                "lower max_tokens or raise kv_tokens"
+            )
+        self._next_id += 1
+        self._waiting.append(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request now, with what it has committed."""
+        request.abort()
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request in self._running:
+            self._release(request)
+
+    def step(self) -> list[Request]:
+        """One round. Returns the requests that it emitted tokens for; those that have ended have left the batch."""
+        started = time.perf_counter()
+        self._admit()
+        if not self._running:
+            return []
+        trees = self._propose()
+        proposed = time.perf_counter()
+        shares = [self._share(request, trees.get(request.id)) for request in self._running]
+        self._forward(shares)
+        verified = time.perf_counter()
+        judged = [share for share in shares if not share.chunk]
+        verdicts = self._rule.accept([share.candidate() for share in judged])
+        accepted = time.perf_counter()
+        observations = self._commit(shares, dict(zip(map(id, judged), verdicts, strict=True)))
+        committed = time.perf_counter()
+        self._call_drafter(lambda: self._drafter.observe(observations), [])
+        observed = time.perf_counter()
+        for share in judged:
+            if share.request.finished:
+                self._release(share.request)
+        for share in shares:
+            share.request.statistics.add_times(
+                parts=len(shares),
+                draft=proposed - started + observed - committed,
+                verify=verified - proposed,
+                accept=accepted - verified,
+                engine=committed - accepted + time.perf_counter() - observed,
+            )
+        return [share.request for share in judged]
+
+    # -- plan and propose ----------------------------------------------------------------------------------------------
+
+    def _need(self, request: Request) -> int:
+        """KV tokens that a request may come to use, in whole pages, draft rows included."""
+        page = self._executor.page_size
+        longest = len(request.view.tokens) + request.max_tokens + self._planner.max_nodes
+        return (longest + page) // page * page
+
+    def _admit(self) -> None:
+        """Start waiting requests, oldest first, while batch and KV cache have room for all they may need."""
+        while self._waiting and len(self._running) < self._config.max_batch_size:
+            request = self._waiting[0]
+            need = self._need(request)
+            if sum(self._reserved.values()) + need > self._executor.total_tokens:
+                return
+            self._waiting.popleft()
+            request.seq = self._executor.open()
+            self._reserved[request.id] = need
+            self._running.append(request)
+            self._open_drafter(request)
+
+    def _open_drafter(self, request: Request) -> None:
+        self._call_drafter(lambda: self._drafter.open(request.view), [request])
+
+    def _unforwarded(self, request: Request) -> list[int]:
+        assert request.seq is not None
+        return request.view.tokens[self._executor.length(request.seq) :]
+
+    def _propose(self) -> dict[int, DraftTree]:
+        """Trees by request id, for the requests whose root is in this round, cut down to what pays."""
+        chunk = self._config.prefill_chunk
+        ready = [r for r in self._running if r.view.room > 0 and len(self._unforwarded(r)) <= chunk]
+        budget = self._planner.budget(len(self._running))
+        if not ready or not budget.nodes:
+            return {}
+        started = time.perf_counter()
+        proposals: list[DraftTree] = []
+        views = [request.view for request in ready]
+        self._call_drafter(lambda: proposals.extend(self._drafter.propose(views, budget)), ready)
+        if len(proposals) != len(ready):
+            return {}
+        trees = [self._checked(request, tree, budget) for request, tree in zip(ready, proposals, strict=True)]
+        self._planner.observe_draft(trees, time.perf_counter() - started)
+        if not (self._rule.needs_all_proposals and any(tree.logprobs for tree in trees)):
+            trees = self._planner.select(ready, trees)
+        return {request.id: tree for request, tree in zip(ready, trees, strict=True)}
+
+    def _checked(self, request: Request, tree: DraftTree, budget: Budget) -> DraftTree:
+        """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""
+        try:
+            tree.check(self._model.config.vocab_size)
+            if len(tree) > budget.nodes:
+                raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
+        except DraftError as error:
+            log.warning("drafter %s: %s; this round goes on without its draft", self._drafter.name, error)
+            request.statistics.failures += 1
+            return DraftTree()
+        if not tree.sources:
+            tree = replace(tree, sources=[(self._drafter.name,)] * len(tree))
+        return trim(tree, request.view.room, request.sampling.end_ids, chain=not self._rule.trees)
+
+    def _share(self, request: Request, tree: DraftTree | None) -> Share:
+        tokens = self._unforwarded(request)
+        if len(tokens) > self._config.prefill_chunk:
+            return Share(request, tokens[: self._config.prefill_chunk], chunk=True)
+        return Share(request, tokens, tree or DraftTree())
+
+    # -- forward, commit, emit -----------------------------------------------------------------------------------------
+
+    def _forward(self, shares: Sequence[Share]) -> None:
+        started = time.perf_counter()
+        segments = [share.segment() for share in shares]
+        output = self._executor.forward(segments, self._drafter.wants.hidden_layers)
+        distribute(output, shares, segments)
+        if all(len(share.tokens) == 1 for share in shares):
+            self._planner.observe_forward(sum(len(s.tokens) for s in segments), time.perf_counter() - started)
+
+    def _commit(self, shares: Sequence[Share], verdicts: dict[int, Verdict]) -> list[Observation]:
+        """Keep the accepted rows' KV, emit the tokens, and say what happened."""
+        observations: list[Observation] = []
+        for share in shares:
+            request, verdict = share.request, verdicts.get(id(share))
+            assert request.seq is not None
+            self._executor.commit(request.seq, share.accepted_rows(verdict))
+            emitted: list[int] = []
+            if verdict is not None:
+                emitted = request.emit(share.tree, verdict.path, verdict.token)
+                if request.logprobs is not None:
+                    request.logprobs.extend(share.logprobs(verdict, len(emitted)))
+                self._planner.observe_accepted(request, share.tree, verdict.path)
+                self._watch.observe(share.tree, verdict.path)
+            observations.append(share.observation(self._drafter.wants, verdict, emitted))
+        return observations
+
+    def _release(self, request: Request) -> None:
+        self._running.remove(request)
+        del self._reserved[request.id]
+        if request.seq is not None:
+            self._executor.close(request.seq)
+            request.seq = None
+        self._call_drafter(lambda: self._drafter.close(request.view), [])
+        self._planner.forget(request)
+
+    def _call_drafter(self, call: Callable[[], object], affected: Sequence[Request]) -> None:
+        """Run a drafter's method. Whatever it raises costs this round's draft and nothing else."""
+        try:
+            call()
+        except Exception as error:
+            log.warning(
+                "drafter %s failed (%s: %s); this round goes on without it",
+                self._drafter.name,
+                type(error).__name__,
+                error,
+            )
+            for request in affected:
+                request.statistics.failures += 1

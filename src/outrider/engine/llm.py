@@ -1,0 +1,195 @@
+"""`LLM`: a model to generate text with, as a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative_config
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams
+from outrider.engine.interrupt import deferred_interrupt
+from outrider.engine.runtime import Runtime, check_names
+from outrider.models.loader import Model, load_model
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+    from outrider.engine.outputs import Delta, RequestOutput
+    from outrider.engine.request import Request
+    from outrider.executors.base import CostCurve, Executor
+    from outrider.models.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model, an executor and a way to speculate. Not thread-safe.
+
+    >>> llm = LLM("smollm2-135m", speculative_config={"method": "suffix"})
+    >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].text
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        *,
+        executor: str = "torch",
+        dtype: str = "auto",
+        device: str = "cpu",
+        engine_config: EngineConfig | None = None,
+    ) -> None:
+        """model: an alias, a path, a hub id, or a `Model`. speculative_config: see `SpeculativeConfig`; a method's name
+        alone will do; None is ``auto``. dtype: "auto", "float32", "bfloat16" or "float16".
+
+        Raises a UsageError (unknown name, bad value, broken file) with one clear line.
+        """
+        config = as_speculative_config(speculative_config)
+        check_names(config, executor)
+        loaded = load_model(model) if isinstance(model, str) else model
+        runtime = Runtime(loaded, executor=executor, dtype=dtype, device=device, config=engine_config or EngineConfig())
+        self._attach(runtime, config)
+
+    def _attach(self, runtime: Runtime, config: SpeculativeConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._engine: Engine = runtime.engine(config)
+
+    def with_speculation(self, speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None) -> LLM:
+        """Another LLM over the same weights and KV cache that speculates differently. Use one at a time."""
+        sibling = LLM.__new__(LLM)
+        sibling._attach(self._runtime, as_speculative_config(speculative_config))
+        return sibling
+
+    @property
+    def model(self) -> Model:
+        return self._runtime.model
+
+    @property
+    def executor(self) -> Executor:
+        return self._runtime.executor
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig:
+        return self._config
+
+    @property
+    def cost_curve(self) -> CostCurve:
+        """Seconds of a forward pass by number of rows, as measured on this machine."""
+        return self._runtime.cost_curve
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises ConfigError if it has none."""
+        if self.model.tokenizer is None:
+            raise ConfigError(f"model {self.model.name!r} has no tokenizer; give token ids instead of text")
+        return self.model.tokenizer
+
+    # -- whole answers -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tenant: str = "default",
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many, as one batch; answers come in the order of the prompts.
+
+        prompts: text, or token ids; one or a list. params: for all of them, or one each.
+        tenant: drafters remember what a tenant's requests said, for that tenant alone.
+        Ctrl-C ends every request with what it has committed, finish reason "aborted".
+        """
+        batch: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[list-item, assignment]
+        return self._run([self._encode(prompt) for prompt in batch], params, use_tqdm=use_tqdm, tenant=tenant)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tenant: str = "default",
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, each a list of ``{"role": …, "content": …}``, through the chat template."""
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if one else messages
+        prompts = [self.tokenizer.encode_chat(conversation) for conversation in conversations]
+        return self._run(prompts, params, use_tqdm=use_tqdm, tenant=tenant)
+
+    # -- pieces as they come -------------------------------------------------------------------------------------------
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = "default"
+    ) -> Iterator[Delta]:
+        """Answer one prompt piece by piece, a piece a round; the last one carries the whole answer.
+
+        Closing the iterator aborts the request. Ctrl-C yields a last piece, finish reason "aborted".
+        """
+        return self._pieces(self._engine.add(self._encode(prompt), params or SamplingParams(), tenant))
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "default"
+    ) -> Iterator[Delta]:
+        """`stream` for a conversation."""
+        return self._pieces(self._engine.add(self.tokenizer.encode_chat(messages), params or SamplingParams(), tenant))
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+        tenant: str,
+    ) -> list[RequestOutput]:
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts but {len(each)} sampling parameters; give one, or one each")
+        requests: list[Request] = []
+        try:
+            requests.extend(self._engine.add(p, own, tenant) for p, own in zip(prompts, each, strict=True))
+            with suppress(KeyboardInterrupt):
+                self._drive(requests, use_tqdm=use_tqdm and len(requests) > 1)
+        finally:
+            for request in requests:
+                self._engine.abort(request)
+        return [request.result() for request in requests]
+
+    def _drive(self, requests: Sequence[Request], *, use_tqdm: bool) -> None:
+        from tqdm import tqdm
+
+        tokens = 0
+        with tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm) as bar:
+            while not all(request.finished for request in requests):
+                with deferred_interrupt():
+                    stepped = self._engine.step()
+                for request in stepped:
+                    tokens += len(request.take_delta().token_ids)
+                    bar.update(int(request.finished))
+                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+
+    def _pieces(self, request: Request) -> Iterator[Delta]:
+        try:
+            while not request.finished:
+                try:
+                    with deferred_interrupt():
+                        stepped = self._engine.step()
+                except KeyboardInterrupt:
+                    self._engine.abort(request)
+                    stepped = [request]
+                if request in stepped:
+                    yield request.take_delta()
+        finally:
+            self._engine.abort(request)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

@@ -1,0 +1,91 @@
+"""A model that is loaded and ready: what engines with different speculation share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outrider.acceptance import RULES
+from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.core.errors import ConfigError
+from outrider.drafters import build, check_method
+from outrider.drafters.base import DrafterContext, OpenExecutor
+from outrider.drafters.calibration import Calibrator
+from outrider.engine.engine import Engine
+from outrider.engine.health import AcceptanceWatch
+from outrider.engine.planner import ForwardPrice, Planner
+from outrider.executors import EXECUTORS
+
+if TYPE_CHECKING:
+    from outrider.executors.base import CostCurve, Executor
+    from outrider.models.loader import Model
+
+DEFAULT_CONTEXT = 8192
+_DEFAULT_FULL_CONTEXTS = 4
+
+
+def check_names(config: SpeculativeConfig, executor: str = "torch") -> None:
+    """Raise UnknownNameError for a method, rule or executor that does not exist, before anything is loaded."""
+    for member in config.members:
+        check_method(member)
+    RULES.check(config.acceptance)
+    EXECUTORS.check(executor)
+
+
+class Runtime:
+    """Model and executor, and the recipe by which executors of drafters are opened.
+
+    kv_tokens of the cache: as configured; else for a few sequences of full length, or all of a small batch.
+    """
+
+    def __init__(self, model: Model, *, executor: str, dtype: str, device: str, config: EngineConfig) -> None:
+        self.model = model
+        self.config = config
+        self._kind = EXECUTORS.get(executor)
+        self._dtype = dtype
+        self._device = device
+        limit = model.config.max_position
+        if config.max_context is not None and config.max_context > limit:
+            raise ConfigError(f"max_context={config.max_context} is more than the model's {limit}; lower it")
+        self.max_context = config.max_context or min(limit, DEFAULT_CONTEXT)
+        sequences = min(config.max_batch_size, _DEFAULT_FULL_CONTEXTS)
+        self._kv_tokens = config.kv_tokens or sequences * (self.max_context + 64)
+        self.executor = self.open_executor(model)
+        self._cost_curve: CostCurve | None = None
+
+    def open_executor(self, model: Model) -> Executor:
+        """An executor of this runtime's kind, sized alike, for another model or for the same one again."""
+        return self._kind(
+            model,
+            dtype=self._dtype,
+            device=self._device,
+            kv_tokens=self._kv_tokens,
+            max_context=min(self.max_context, model.config.max_position),
+        )
+
+    @property
+    def cost_curve(self) -> CostCurve:
+        """Measured when first asked for, then kept."""
+        if self._cost_curve is None:
+            self._cost_curve = self.executor.measure_cost()
+        return self._cost_curve
+
+    def engine(self, config: SpeculativeConfig) -> Engine:
+        """An engine over this runtime that speculates as ``config`` says."""
+        check_names(config)
+        rule = RULES.get(config.acceptance)(config)
+        if not rule.trees:
+            config = replace(config, tree_width=1)
+        drafter = build(DrafterContext(config, self.model, _OpenAlike(self)))
+        adaptive = config.adaptive and config.members != ("none",)
+        price = ForwardPrice(self.cost_curve) if adaptive else None
+        planner = Planner(config, drafter, Calibrator(), price)
+        return Engine(self.model, self.executor, drafter, rule, planner, AcceptanceWatch(), self.config)
+
+
+class _OpenAlike(OpenExecutor):
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __call__(self, model: Model) -> Executor:
+        return self._runtime.open_executor(model)

@@ -1,0 +1,95 @@
+"""One request's part of a round: the rows it forwards, and what came back for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.acceptance.base import Candidate, Verdict
+from outrider.core.tree import DraftTree
+from outrider.drafters.base import Observation, Wants
+from outrider.engine.outputs import TokenLogprob
+from outrider.executors.base import ForwardOutput, Segment
+
+if TYPE_CHECKING:
+    from outrider.engine.request import Request
+
+
+@dataclass
+class Share:
+    """Rows ``tokens`` (tokens that are not in the KV cache yet; the last one is the root), then the nodes of ``tree``.
+
+    chunk: the rows are a piece of a long prompt that ends before the root; they need no logits and get no draft.
+    logits: [1 + len(tree), V] after the forward pass: of the root, then of the nodes. hidden: layer -> [all rows, H].
+    """
+
+    request: Request
+    tokens: list[int]
+    tree: DraftTree = field(default_factory=DraftTree)
+    chunk: bool = False
+    logits: torch.Tensor | None = None
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def segment(self) -> Segment:
+        """What the executor is to forward."""
+        assert self.request.seq is not None
+        root = len(self.tokens) - 1
+        parents = [*range(-1, root), *(root + 1 + parent for parent in self.tree.parents)]
+        wanted = () if self.chunk else tuple(range(root, root + 1 + len(self.tree)))
+        return Segment(self.request.seq, [*self.tokens, *self.tree.tokens], parents, wanted)
+
+    def candidate(self) -> Candidate:
+        """What the acceptance rule is to judge."""
+        assert self.logits is not None
+        return Candidate(self.tree, self.logits, self.request.sampling)
+
+    def accepted_rows(self, verdict: Verdict | None) -> list[int]:
+        """Rows of the segment whose KV is kept: all of a chunk; else up to the root, and the accepted nodes."""
+        root = len(self.tokens) - 1
+        return [*range(root + 1), *(root + row for row in verdict.rows()[1:])] if verdict else list(range(root + 1))
+
+    def observation(self, wants: Wants, verdict: Verdict | None, emitted: Sequence[int]) -> Observation:
+        """What the drafter is to be told, after the tokens were emitted."""
+        context = self.tokens if self.chunk else self.tokens[:-1]
+        top_ids = top_logprobs = None
+        if wants.top_k and self.logits is not None and not self.chunk:
+            values, top_ids = self.logits.topk(wants.top_k)
+            top_logprobs = values - self.logits.logsumexp(-1, keepdim=True)
+        return Observation(
+            view=self.request.view,
+            committed=emitted,
+            rows=[] if self.chunk else [self.tokens[-1], *self.tree.tokens],
+            path=verdict.rows() if verdict else [],
+            tree=self.tree,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            context=context,
+            hidden=self.hidden,
+            finished=self.request.finished,
+        )
+
+    def logprobs(self, verdict: Verdict, emitted: int) -> list[TokenLogprob]:
+        """Log-probabilities of the emitted tokens under the target itself, drafted or not."""
+        assert self.logits is not None
+        number = self.request.sampling.params.logprobs or 0
+        tokens = [*(self.tree.tokens[node] for node in verdict.path), verdict.token]
+        result: list[TokenLogprob] = []
+        for row, token in list(zip(verdict.rows(), tokens, strict=True))[:emitted]:
+            of_row = torch.log_softmax(self.logits[row], dim=-1)
+            best = of_row.topk(number)
+            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            result.append(TokenLogprob(token, float(of_row[token]), top))
+        return result
+
+
+def distribute(output: ForwardOutput, shares: Sequence[Share], segments: Sequence[Segment]) -> None:
+    """Hand every share its rows of a forward pass."""
+    at = row = 0
+    for share, segment in zip(shares, segments, strict=True):
+        share.logits = output.logits[at : at + segment.num_logits]
+        share.hidden = {layer: rows[row : row + len(segment.tokens)] for layer, rows in output.hidden.items()}
+        at += segment.num_logits
+        row += len(segment.tokens)

@@ -1,0 +1,197 @@
+"""`TorchExecutor`: the Executor contract over a paged KV cache and plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from outrider.core.errors import ConfigError, ContextLengthError, UsageError
+from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment
+from outrider.executors.torch.attention import SegmentPlan, TreeOrder, hidden_columns
+from outrider.executors.torch.dtype import resolve_device, resolve_dtype
+from outrider.executors.torch.kv import KVCache, SequenceKV
+from outrider.executors.torch.model import Batch, TorchModel
+from outrider.models.loader import Model
+
+
+class TorchExecutor(Executor):
+    """Runs a model with plain PyTorch.
+
+    dtype: a torch.dtype, its name, or "auto" (see `resolve_dtype`). kv_tokens: rows that the KV cache holds, rounded up
+    to whole pages of ``page_size``. max_context: longest sequence; default: the model's, or what the cache holds.
+    Raises ConfigError, UnknownNameError, UnsupportedModelError or, from the weights, ModelFileError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str = "cpu",
+        kv_tokens: int,
+        max_context: int | None = None,
+        page_size: int = 16,
+    ) -> None:
+        config = model.config
+        for name, value in (("kv_tokens", kv_tokens), ("page_size", page_size), ("max_context", max_context)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if max_context is not None and max_context > config.max_position:
+            raise ConfigError(f"max_context={max_context} is more than the model's {config.max_position} positions")
+        self.config = config
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(dtype, self.device)
+        self._cache = KVCache(
+            layers=config.num_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            tokens=kv_tokens,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._max_context = max_context or min(config.max_position, self.total_tokens)
+        self._model = TorchModel(config, model.weights, self.dtype, self.device, self._max_context)
+
+    def open(self) -> int:
+        return self._cache.open()
+
+    def close(self, seq: int) -> None:
+        self._cache.close(seq)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+        added = self._check(segments, hidden_layers)
+        self._cache.reserve([(self._cache[s.seq], len(s.tokens)) for s in segments])
+        for segment, depths in zip(segments, added, strict=True):
+            self._cache[segment.seq].parents.extend(segment.parents)
+            self._cache[segment.seq].depths.extend(depths)
+        try:
+            logits, hidden = self._model.forward(self._batch(segments), self._cache.data, hidden_layers)
+            return ForwardOutput(logits.float().cpu(), hidden)
+        except BaseException:
+            self._forget(segments)
+            raise
+
+    def commit(self, seq: int, rows: Sequence[int]) -> None:
+        state = self._cache[seq]
+        parent = COMMITTED
+        for row in rows:
+            if not 0 <= row < state.pending:
+                raise UsageError(f"cannot commit row {row}: sequence {seq} has {state.pending} pending rows")
+            if state.parents[row] != parent:
+                raise UsageError(f"cannot commit {list(rows)}: the parent of row {row} is {state.parents[row]}")
+            parent = row
+        self._cache.commit(state, rows)
+
+    def truncate(self, seq: int, length: int) -> None:
+        state = self._cache[seq]
+        if not 0 <= length <= state.length:
+            raise UsageError(f"cannot truncate sequence {seq} to {length} tokens: it has {state.length}")
+        self._cache.truncate(state, length)
+
+    def length(self, seq: int) -> int:
+        return self._cache[seq].length
+
+    def pending(self, seq: int) -> int:
+        return self._cache[seq].pending
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    @property
+    def free_tokens(self) -> int:
+        return self._cache.free_pages * self.page_size
+
+    @property
+    def page_size(self) -> int:
+        return self._cache.page_size
+
+    @property
+    def total_tokens(self) -> int:
+        return self._cache.num_pages * self.page_size
+
+    def check_integrity(self) -> None:
+        self._cache.check_integrity()
+
+    def _check(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> list[list[int]]:
+        """Depths of the new rows of each segment. Raises UsageError or ContextLengthError; changes nothing."""
+        if not segments:
+            raise UsageError("a forward pass needs at least one segment")
+        if len({segment.seq for segment in segments}) < len(segments):
+            raise UsageError("a forward pass takes at most one segment a sequence")
+        for layer in hidden_layers:
+            if not 0 <= layer <= self.config.num_layers:
+                raise UsageError(
+                    f"hidden layer {layer} does not exist; the model has layers 0 to {self.config.num_layers}"
+                )
+        return [self._check_segment(segment, self._cache[segment.seq]) for segment in segments]
+
+    def _check_segment(self, segment: Segment, state: SequenceKV) -> list[int]:
+        tokens, where = segment.tokens, f"sequence {segment.seq}"
+        if not tokens or len(segment.parents) != len(tokens):
+            raise UsageError(
+                f"{where}: {len(tokens)} tokens and {len(segment.parents)} parents; need one parent a token"
+            )
+        if not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise UsageError(f"{where}: a token id lies outside the vocabulary of {self.config.vocab_size}")
+        wanted = segment.logits
+        if wanted is not None:
+            ascending = all(a < b for a, b in pairwise(wanted))
+            if not ascending or (wanted and not 0 <= wanted[0] <= wanted[-1] < len(tokens)):
+                raise UsageError(f"{where}: rows that need logits must be ascending and below {len(tokens)}")
+        depths = list(state.depths)
+        for row, parent in enumerate(segment.parents, start=state.pending):
+            if not COMMITTED <= parent < row:
+                raise UsageError(f"{where}: row {row} has parent {parent}; a parent is an earlier pending row, or -1")
+            depths.append(0 if parent == COMMITTED else depths[parent] + 1)
+        if state.length + max(depths) >= self.max_context:
+            raise ContextLengthError(
+                f"{where} would reach {state.length + max(depths) + 1} tokens, and the context is {self.max_context}"
+            )
+        return depths[state.pending :]
+
+    def _batch(self, segments: Sequence[Segment]) -> Batch:
+        tokens: list[int] = []
+        positions: list[torch.Tensor] = []
+        logit_rows: list[int] = []
+        plans: list[SegmentPlan] = []
+        for segment in segments:
+            start, count = len(tokens), len(segment.tokens)
+            state = self._cache[segment.seq]
+            tokens.extend(segment.tokens)
+            positions.append(torch.tensor(state.depths[-count:]) + state.length)
+            logit_rows.extend(start + row for row in (range(count) if segment.logits is None else segment.logits))
+            plans.append(self._plan(state, slice(start, start + count), positions[-1]))
+        return Batch(
+            tokens=torch.tensor(tokens, device=self.device),
+            positions=torch.cat(positions).to(self.device),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
+            plans=plans,
+        )
+
+    def _plan(self, state: SequenceKV, rows: slice, positions: torch.Tensor) -> SegmentPlan:
+        """Plan the segment whose rows are the last pending ones of ``state``."""
+        stop = state.length + state.pending
+        first = state.pending - (rows.stop - rows.start)
+        in_order = state.parents == list(range(-1, state.pending - 1))
+        hidden = hidden_columns(positions, None)
+        by_window = hidden_columns(positions, self.config.sliding_window) if self.config.sliding_window else hidden
+        return SegmentPlan(
+            rows=rows,
+            written=self._cache.slots(state, state.length + first, stop),
+            read=self._cache.slots(state, 0, stop),
+            tree=None if in_order else TreeOrder.build(state, range(first, state.pending), self.device),
+            hidden=None if hidden is None else hidden.to(self.device),
+            hidden_by_window=None if by_window is None else by_window.to(self.device),
+        )
+
+    def _forget(self, segments: Sequence[Segment]) -> None:
+        """Take back the pending rows of a forward pass that failed."""
+        for segment in segments:
+            state = self._cache[segment.seq]
+            del state.parents[-len(segment.tokens) :], state.depths[-len(segment.tokens) :]
+            self._cache.trim(state)

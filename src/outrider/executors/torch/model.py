@@ -1,0 +1,140 @@
+"""The model: one block for every family, its differences read from `ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from outrider.executors.torch.attention import SegmentPlan, attend
+from outrider.executors.torch.rope import RotaryTable, rotate
+from outrider.models.config import ModelConfig
+from outrider.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass. tokens, positions: [R]. logit_rows: rows [L] that need logits. plans: one a sequence."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    logit_rows: torch.Tensor
+    plans: Sequence[SegmentPlan]
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one block; q, k and v share one matrix, gate and up another."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    rotary: bool
+    windowed: bool
+
+
+class TorchModel:
+    """Weights on a device, and the forward pass over a batch of rows. Reads one tensor after another, each once."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device, max_context: int
+    ) -> None:
+        self.config = config
+        self._weights, self._dtype, self._device = weights, dtype, device
+        self.embedding = self._load("model.embed_tokens.weight")
+        self.head = self.embedding if config.tie_embeddings else self._load("lm_head.weight")
+        self.norm = self._load("model.norm.weight")
+        self.layers = [self._load_layer(i) for i in range(config.num_layers)]
+        self.rotary = RotaryTable(config, max_context, device)
+
+    def forward(
+        self, batch: Batch, kv: torch.Tensor, hidden_layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Logits [L, V] in the model's dtype, and the residual stream [R, H] after each of ``hidden_layers`` blocks.
+
+        kv: [layers, 2, kv_heads, slots, head_dim]; the rows' keys and values are written to it.
+        """
+        angles = self.rotary.at(batch.positions)
+        x = F.embedding(batch.tokens, self.embedding)
+        hidden = {0: x} if 0 in hidden_layers else {}
+        for number, (layer, cache) in enumerate(zip(self.layers, kv.unbind(0), strict=True), start=1):
+            x = x + self._attention(layer, self._normalise(x, layer.attention_norm), angles, batch.plans, cache)
+            x = x + self._mlp(layer, self._normalise(x, layer.mlp_norm))
+            if number in hidden_layers:
+                hidden[number] = x
+        logits = F.linear(self._normalise(x[batch.logit_rows], self.norm), self.head)
+        return logits, hidden
+
+    def _attention(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        plans: Sequence[SegmentPlan],
+        cache: torch.Tensor,
+    ) -> torch.Tensor:
+        c = self.config
+        qkv = layer.qkv(x).view(len(x), -1, c.head_dim)
+        q, k, v = qkv.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normalise(q, layer.q_norm), self._normalise(k, layer.k_norm)
+        if layer.rotary:
+            q, k = rotate(q, *angles).to(self._dtype), rotate(k, *angles).to(self._dtype)
+        outputs = []
+        for plan in plans:
+            cache[0][:, plan.written] = k[plan.rows].transpose(0, 1)
+            cache[1][:, plan.written] = v[plan.rows].transpose(0, 1)
+            # A copy that lies dense in memory: oneDNN would otherwise make one itself, transposed, at several times
+            # the cost.
+            keys, values = cache[:, :, plan.read].contiguous()
+            hidden = plan.hidden_by_window if layer.windowed else plan.hidden
+            outputs.append(attend(q[plan.rows], keys, values, plan.tree, hidden))
+        return layer.o(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+
+    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(x).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up))
+
+    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _load(self, *names: str) -> torch.Tensor:
+        """The named tensors, one below the other."""
+        parts = [self._weights.tensor(name, self._dtype).to(self._device) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _load_linear(self, prefix: str, names: Sequence[str], bias: bool) -> Linear:
+        weight = self._load(*(f"{prefix}.{name}.weight" for name in names))
+        return Linear(weight, self._load(*(f"{prefix}.{name}.bias" for name in names)) if bias else None)
+
+    def _load_layer(self, i: int) -> Layer:
+        c, prefix = self.config, f"model.layers.{i}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return Layer(
+            attention_norm=self._load(f"{prefix}.input_layernorm.weight"),
+            qkv=self._load_linear(attention, ("q_proj", "k_proj", "v_proj"), c.qkv_bias),
+            q_norm=self._load(f"{attention}.q_norm.weight") if c.qk_norm else None,
+            k_norm=self._load(f"{attention}.k_norm.weight") if c.qk_norm else None,
+            o=self._load_linear(attention, ("o_proj",), c.o_bias),
+            mlp_norm=self._load(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self._load_linear(mlp, ("gate_proj", "up_proj"), c.mlp_bias),
+            down=self._load_linear(mlp, ("down_proj",), c.mlp_bias),
+            rotary=i not in c.no_rope_layers,
+            windowed=c.window(i) is not None,
+        )

@@ -1,0 +1,110 @@
+"""Rounds of one request without an engine: what a drafter sees, with acceptance left to chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from outrider.core.config import SpeculativeConfig
+from outrider.core.noise import Stream
+from outrider.core.sampling import SamplingParams, SamplingState
+from outrider.core.tree import ROOT, DraftTree
+from outrider.drafters import build
+from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
+from tests.support.fakes import EOS, VOCAB, OpenFake, fake_model, random_logits
+
+
+def context(**config: object) -> DrafterContext:
+    """What a drafter is built from, over the fake target; a draft model's logits are near the target's."""
+    if "draft_model" in str(config.get("method", "")):
+        config.setdefault("model", "fake")
+    return DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFake())  # type: ignore[arg-type]
+
+
+def make(method: str, **config: object) -> Drafter:
+    return build(context(method=method, **config))
+
+
+def make_view(
+    tokens: Sequence[int],
+    request_id: int = 0,
+    *,
+    tenant: str = "default",
+    room: int = 50,
+    stream: Stream = Stream.TARGET,
+    **params: object,
+) -> SequenceView:
+    """A request over the fake target whose prompt is ``tokens``."""
+    sampling = SamplingState(SamplingParams(seed=request_id, **params), VOCAB, tokens, [EOS])  # type: ignore[arg-type]
+    return SequenceView(request_id, tenant, list(tokens), len(tokens), sampling, room, stream)
+
+
+def commit(view: SequenceView, tokens: Sequence[int]) -> None:
+    """What the engine does with committed tokens."""
+    for token in tokens:
+        view.tokens.append(token)
+        view.sampling.commit(token)
+        view.room -= 1
+
+
+class Simulation:
+    """One request: `draft`, then `settle`, again and again. Everything random comes from ``seed``."""
+
+    def __init__(self, drafter: Drafter, view: SequenceView, seed: int = 0) -> None:
+        self.drafter = drafter
+        self.view = view
+        self._random = random.Random(seed)
+
+    def open(self) -> Simulation:
+        self.drafter.open(self.view)
+        return self
+
+    def draft(self, budget: Budget) -> DraftTree:
+        return self.drafter.propose([self.view], budget)[0]
+
+    def settle(self, tree: DraftTree) -> Observation:
+        """Accept a random path, commit it with a correction token, and say what the drafter is to observe."""
+        path: list[int] = []
+        children = tree.children()
+        at = ROOT
+        while (below := children.get(at)) and self._random.random() < 0.7:
+            at = self._random.choice(below)
+            path.append(at)
+        rows = [self.view.tokens[-1], *tree.tokens]
+        histories = [self.view.tokens + [tree.tokens[n] for n in tree.path(node)] for node in range(len(tree))]
+        logits = torch.stack([random_logits(h) for h in (list(self.view.tokens), *histories)])
+        committed = [*(tree.tokens[node] for node in path), self._correction(logits[at + 1])]
+        commit(self.view, committed)
+        return self._observation(tree, path, rows, committed, logits)
+
+    def rounds(self, count: int, budget: Budget) -> list[DraftTree]:
+        """Play whole rounds; returns what was drafted in each."""
+        trees: list[DraftTree] = []
+        for _ in range(count):
+            trees.append(self.draft(budget))
+            self.drafter.observe([self.settle(trees[-1])])
+        return trees
+
+    def _correction(self, logits: torch.Tensor) -> int:
+        """The fake target's favourite, or now and then anything: texts then repeat, and change again."""
+        if self._random.random() < 0.8:
+            return int(logits[EOS + 1 :].argmax()) + EOS + 1
+        return self._random.randrange(EOS + 1, VOCAB)
+
+    def _observation(
+        self, tree: DraftTree, path: list[int], rows: list[int], committed: list[int], logits: torch.Tensor
+    ) -> Observation:
+        wants = self.drafter.wants
+        top = logits.log_softmax(-1).topk(wants.top_k) if wants.top_k else None
+        return Observation(
+            self.view,
+            committed,
+            rows,
+            [0, *(node + 1 for node in path)],
+            tree,
+            top_ids=None if top is None else top.indices,
+            top_logprobs=None if top is None else top.values,
+            hidden={layer: torch.zeros(len(rows), 8) for layer in wants.hidden_layers},
+        )

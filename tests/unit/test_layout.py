@@ -1,0 +1,222 @@
+"""The shape of the source tree: what may import what, how packages are built, and how long things may be."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "outrider"
+
+LAYERS = (
+    ("cli", "server"),
+    ("bench", "audit", "train", "interop"),
+    ("engine",),
+    ("drafters", "acceptance"),
+    ("executors",),
+    ("models",),
+    ("core",),
+)
+"""Packages, top first. A package imports from layers below its own, and from itself; never from a neighbour."""
+
+CONTRACTS = {"drafters": "DRAFTERS", "acceptance": "RULES", "executors": "EXECUTORS"}
+"""Packages that hold a contract in base.py, one implementation per file, and a registry."""
+
+LONGEST_MODULE = 400
+LONGEST_FUNCTION = 60
+LONG_ON_PURPOSE: dict[str, str] = {}
+"""Module, or module:function, that may be longer -> the reason."""
+
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm")
+"""What ``outrider --help`` must not pay for."""
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def rank(package: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if package in layer)
+
+
+def imported_packages(path: Path) -> Iterator[tuple[str, int]]:
+    """(package of outrider, line) for every import in the file, those under TYPE_CHECKING and in functions included.
+
+    An import for a type alone is held to the same rule: it says that one package knows another.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "outrider" else []
+            names = names or [node.module or ""]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "outrider" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
+                yield parts[1], node.lineno
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert packages <= {name for layer in LAYERS for name in layer}
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_imports_point_downwards(path: Path) -> None:
+    own = relative(path).split("/")[0]
+    if not (SOURCE / own).is_dir():  # outrider/__init__.py and __main__.py stand above all layers
+        return
+    for package, line in imported_packages(path):
+        assert package == own or rank(package) > rank(own), f"{relative(path)}:{line} imports {package} from {own}"
+
+
+def test_an_upward_import_would_be_found(tmp_path: Path) -> None:
+    source = "def f() -> None:\n    from outrider.engine.llm import LLM\n    from outrider import bench, LLM\n"
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert list(imported_packages(path)) == [("engine", 2), ("bench", 3)]
+    assert rank("engine") < rank("models")
+
+
+@pytest.mark.parametrize("package", CONTRACTS)
+def test_contract_packages_have_a_base_and_a_registry(package: str) -> None:
+    from outrider.core.registry import Registry
+
+    assert (SOURCE / package / "base.py").exists()
+    module = importlib.import_module(f"outrider.{package}")
+    registry = getattr(module, CONTRACTS[package])
+    assert isinstance(registry, Registry)
+    for name in registry.names():
+        implementation = registry.get(name)
+        where = getattr(implementation, "__module__", "")
+        assert where.startswith(f"outrider.{package}."), f"{name} is implemented in {where}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_modules_and_functions_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    name = relative(path)
+    lines = len(text.splitlines())
+    assert lines <= LONGEST_MODULE or name in LONG_ON_PURPOSE, f"{name} has {lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            long = length > LONGEST_FUNCTION and f"{name}:{node.name}" not in LONG_ON_PURPOSE
+            assert not long, f"{name}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_what_is_long_on_purpose_is_still_there() -> None:
+    for entry in LONG_ON_PURPOSE:
+        assert (SOURCE / entry.split(":")[0]).exists(), f"{entry} is gone; take it off the list"
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_modules_say_what_they_are(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{relative(path)} has no docstring"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from outrider.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print(sorted(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "generate" in done.stdout
+
+
+# -- the README and the tracked files ----------------------------------------------------------------------------------
+
+
+def tracked_files() -> list[Path]:
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git working tree")
+    return [ROOT / name for name in done.stdout.split("\0") if name]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of the page's shell blocks that call make or outrider, continuation lines joined, output left out."""
+    found: list[str] = []
+    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.removeprefix("$ ").strip()
+            if re.match(r"(make|outrider|\.venv/bin/outrider)\s", line):
+                found.append(line)
+    return found
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_names_its_two_commands() -> None:
+    assert {"make run", "make test"} <= set(commands(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_exist(page: Path) -> None:
+    from outrider.cli.main import build_parser
+
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for command in commands(page):
+        words = shlex.split(command, comments=True)
+        for stop in ("|", ">", "2>", "&&", "<"):
+            words = words[: words.index(stop)] if stop in words else words
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, command
+        elif "--help" not in words and "--version" not in words:
+            build_parser(words[1]).parse(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# Spelled apart, so that this file does not hold what it looks for.
+FOREIGN = re.compile(
+    "|".join(
+        [
+            r"(?<![\w./])/(?:wo" r"rk|ro" r"ot|ho" r"me/\w+|Us" r"ers/\w+|opt/(?:wheels|pypi))/",
+            r"py" r"pi\.org",
+            r"pythonho" r"sted",
+            r"download\.pyt" r"orch",
+            r"registry\.n" r"pmjs",
+            r"deb\.deb" r"ian",
+        ]
+    )
+)
+"""Paths of some machine, and hosts of package registries: which one is used is for the machine's own configuration."""
+
+
+def test_tracked_files_name_no_machine_and_no_registry() -> None:
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        hit = FOREIGN.search(text)
+        assert hit is None, f"{path.relative_to(ROOT)}: {hit.group(0) if hit else ''}"
+
+
+def test_a_machine_path_would_be_found() -> None:
+    assert FOREIGN.search("see /ho" + "me/someone/file") is not None
+    assert FOREIGN.search("a/ho" + "me/x/y") is None
