@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "outrider/checksum.h"
 #include "outrider/errors.h"
 #include "outrider/model.h"
 
@@ -129,6 +130,13 @@ void bind_weights(nb::module_& m) {
            })
       .def("matrix", &Arena::matrix, "offset"_a, "layout"_a);
   m.def("quantize", &quantize, "format"_a, "type"_a, "data"_a, "n"_a, "k"_a, "pool"_a);
+  m.def(
+      "checksum",
+      [](const Bytes& data, ThreadPool& pool) {
+        const nb::gil_scoped_release release;
+        return checksum(as_span(data), pool);
+      },
+      "data"_a, "pool"_a);
   m.attr("PACKED_VERSION") = kPackedVersion;
 }
 

@@ -13,7 +13,9 @@ namespace {
 constexpr int kChunk = 256;
 
 void check_tokens(std::span<const Segment> segments, int vocab_size) {
+  if (segments.empty()) throw std::invalid_argument("a forward pass needs at least one segment");
   for (const Segment& segment : segments) {
+    if (segment.tokens.empty()) throw std::invalid_argument("a segment needs at least one row");
     if (segment.tokens.size() != segment.parents.size())
       throw std::invalid_argument("a segment has " + std::to_string(segment.tokens.size()) + " tokens and " +
                                   std::to_string(segment.parents.size()) + " parents");
