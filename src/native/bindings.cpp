@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "outrider/bandwidth.h"
 #include "outrider/checksum.h"
 #include "outrider/errors.h"
 #include "outrider/model.h"
@@ -135,6 +136,13 @@ void bind_weights(nb::module_& m) {
       [](const Bytes& data, ThreadPool& pool) {
         const nb::gil_scoped_release release;
         return checksum(as_span(data), pool);
+      },
+      "data"_a, "pool"_a);
+  m.def(
+      "seconds_to_read",
+      [](const Bytes& data, ThreadPool& pool) {
+        const nb::gil_scoped_release release;
+        return seconds_to_read(as_span(data), pool);
       },
       "data"_a, "pool"_a);
   m.attr("PACKED_VERSION") = kPackedVersion;

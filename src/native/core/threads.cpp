@@ -34,38 +34,48 @@ ThreadPool::ThreadPool(int threads) {
 
 ThreadPool::~ThreadPool() {
   stop_.store(true, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
-  epoch_.notify_all();
+  calls_.fetch_add(1, std::memory_order_release);
+  calls_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run(Section section, void* self) {
-  if (workers_.empty()) return section(self, 0, 1);
-  section_ = section;
-  self_ = self;
-  running_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
-  epoch_.notify_all();
-  execute(0);
-  for (std::uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_while(running_, left);
+void ThreadPool::run_section(Section& section) {
+  section_ = &section;
+  gate_.store(0, std::memory_order_release);
+  calls_.fetch_add(1, std::memory_order_release);
+  calls_.notify_all();
+  drain(section, 0);
+  // Nobody may enter any more; those inside still use the section, which is about to go out of scope.
+  std::uint32_t gate = gate_.fetch_or(kClosed, std::memory_order_acq_rel) | kClosed;
+  while (gate != kClosed) {
+    wait_while(gate_, gate);
+    gate = gate_.load(std::memory_order_acquire);
+  }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::work(int thread) {
   std::uint32_t seen = 0;
   while (true) {
-    wait_while(epoch_, seen);
-    seen = epoch_.load(std::memory_order_acquire);
+    wait_while(calls_, seen);
+    seen = calls_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
-    execute(thread);
-    if (running_.fetch_sub(1, std::memory_order_release) == 1) running_.notify_one();
+    // Whichever section is open will do, be it a later one than the call that woke this thread.
+    std::uint32_t gate = gate_.load(std::memory_order_acquire);
+    bool entered = false;
+    while (!(gate & kClosed) && !entered) entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel);
+    if (!entered) continue;
+    drain(*section_, thread);
+    if (gate_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) gate_.notify_one();
   }
 }
 
-void ThreadPool::execute(int thread) noexcept {
+void ThreadPool::drain(Section& section, int thread) noexcept {
   try {
-    section_(self_, thread, size());
+    for (std::int64_t item; (item = section.next.fetch_add(1, std::memory_order_relaxed)) < section.count;)
+      section.call(section.self, item, thread);
   } catch (...) {
+    section.next.store(section.count, std::memory_order_relaxed);
     const std::lock_guard lock(failure_mutex_);
     if (!failure_) failure_ = std::current_exception();
   }

@@ -70,6 +70,8 @@ class NativeExecutor(Executor):
         packed = load_or_pack(model, quantization, pool, use_cache=packed_cache)
         self.quantization_error = packed.worst_error
         """Largest relative error (Frobenius norm) that quantising a float matrix brought in; 0 if none was."""
+        self.weight_bytes = sum(place.layout.bytes for place in packed.places)
+        """Bytes of packed matrices; a forward pass reads them once, but for an untied embedding's."""
         self._session = _native.Session(
             build_model(config, packed.matrices(), model.weights),
             pool,
