@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "gemm/bf16_avx512.h"
 #include "gemm/kernels.h"
 #include "gemm/variants.h"
 
@@ -185,37 +186,21 @@ void multiply(const Byte* weights, std::int64_t units, std::int64_t k, const Row
   }
 }
 
-// Without the bf16 instructions: a register of pairs is split into even and odd k, whose products are exact.
-void multiply_bf16(const Byte* weights, std::int64_t units, std::int64_t k, const RowBlock& rows, const Output& out) {
-  constexpr int group_bytes = 2 * kUnit * kGroup;
-  alignas(64) float sums[QuantizedRows::kBlock][kUnit];
-  const __m512i odd_mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  for (std::int64_t unit = 0; unit < units; ++unit) {
-    clear(sums, rows.rows);
-    const std::uint16_t* x = rows.bf16;
-    for (std::int64_t g = 0; g < k / kGroup; ++g, weights += group_bytes) {
-      prefetch_ahead<group_bytes>(weights);
-      for (int r = 0; r < rows.rows; ++r, x += kGroup) {
-        for (int half = 0; half < 2; ++half) {
-          __m512 sum = _mm512_load_ps(sums[r] + 16 * half);
-          for (int pair = 0; pair < 16; ++pair) {
-            const __m512i pairs = _mm512_load_si512(weights + half * 1024 + pair * 64);
-            const __m512i values = broadcast_quad(reinterpret_cast<const std::int8_t*>(x), pair);
-            sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-                                  _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), sum);
-            sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(pairs, odd_mask)),
-                                  _mm512_castsi512_ps(_mm512_and_si512(values, odd_mask)), sum);
-          }
-          _mm512_store_ps(sums[r] + 16 * half, sum);
-        }
-      }
-    }
-    store_unit(sums, rows.rows, unit, out);
+// Without the bf16 instruction: a register of pairs is split into even and odd k, whose products are exact.
+struct SplitPair {
+  explicit SplitPair(__m512i pairs) : even(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))), odd(upper(pairs)) {}
+  static __m512 upper(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-}
+  __m512 operator()(__m512i values, __m512 sum) const {
+    sum = _mm512_fmadd_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), sum);
+    return _mm512_fmadd_ps(odd, upper(values), sum);
+  }
+  __m512 even, odd;
+};
 
 GemmKernel find(const PackedLayout& layout) {
-  GemmKernel kernel = multiply_bf16;
+  GemmKernel kernel = cpu_features().avx512_bf16 ? avx512_bf16_kernel() : multiply_bf16_units<SplitPair>;
   IntegerVariants::visit(layout, [&]<typename V>() { kernel = multiply<V>; });
   return kernel;
 }

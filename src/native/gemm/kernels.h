@@ -68,6 +68,7 @@ const KernelSet& portable_kernels();
 #if defined(__x86_64__)
 const KernelSet& avx2_kernels();
 const KernelSet& avx512_kernels();
+GemmKernel avx512_bf16_kernel();  // for processors with the bf16 instructions
 #endif
 
 // Throws std::invalid_argument if this machine lacks it.
