@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -15,23 +16,32 @@ namespace {
 
 constexpr size_t huge_page = size_t{2} << 20;
 
-std::shared_ptr<uint8_t> allocate(size_t bytes) {
-  // Small buffers would waste most of a huge page.
-  const size_t alignment = bytes >= huge_page ? huge_page : 64;
-  const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(alignment, rounded));
+std::shared_ptr<uint8_t> allocate_small(size_t bytes) {
+  const size_t rounded = (bytes + 63) / 64 * 64;
+  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(64, rounded));
   if (memory == nullptr) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  if (alignment == huge_page) madvise(memory, rounded, MADV_HUGEPAGE);
-#endif
   std::memset(memory, 0, rounded);
   return {memory, [](uint8_t* p) { std::free(p); }};
+}
+
+// Straight from the system, which clears a page when it is first touched: a KV cache takes no memory before it is used.
+std::shared_ptr<uint8_t> allocate_large(size_t bytes) {
+  const size_t size = bytes + huge_page;  // room to start at a multiple of a huge page
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  auto* aligned = reinterpret_cast<uint8_t*>((address + huge_page - 1) / huge_page * huge_page);
+#if defined(MADV_HUGEPAGE)
+  madvise(aligned, bytes, MADV_HUGEPAGE);
+#endif
+  return {aligned, [memory, size](uint8_t*) { munmap(memory, size); }};
 }
 
 }  // namespace
 
 Buffer::Buffer(size_t bytes) : size_(bytes) {
-  if (bytes > 0) data_ = allocate(bytes);
+  // Small buffers would waste most of a huge page.
+  if (bytes > 0) data_ = bytes >= huge_page ? allocate_large(bytes) : allocate_small(bytes);
 }
 
 Buffer Buffer::map_file(const std::string& path) {
