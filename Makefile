@@ -25,11 +25,11 @@ test: $(DEV_READY)  ## run the whole test suite
 	@$(BIN)/outrider models fetch smollm2-135m
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: $(DEV_READY)  ## ruff, mypy --strict and the tests of the layout
+check: $(DEV_READY)  ## ruff, mypy --strict, and the tests of layout and docs
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest tests/unit/test_layout.py
+	$(BIN)/python -m pytest tests/unit/test_layout.py tests/unit/test_docs.py
 
 bench: $(RUN_READY)  ## measure every method that needs no second model, on the prompts of the package
 	$(BIN)/outrider bench $(MODEL) --limit 2

@@ -1,6 +1,6 @@
 """Show that speculation does not change the text: every drafter against plain decoding, on a file of prompts.
 
-    python benchmarks/identity.py --model smollm2-135m --dtype float32 --prompts prompts.jsonl --limit 40 --max-tokens 128
+python benchmarks/identity.py --model smollm2-135m --dtype float32 --prompts prompts.jsonl --limit 40
 """
 
 from __future__ import annotations

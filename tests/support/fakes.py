@@ -6,10 +6,12 @@ difference is the engine's fault, never the numerics'.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.acceptance import RULES
@@ -81,8 +83,12 @@ def fake_model(name: str = "fake", *, tokenizer: bool = True, **changes: object)
 
 def random_logits(history: Sequence[int], seed: int = 0, scale: float = 2.5) -> torch.Tensor:
     """Logits [VOCAB] that depend on the last three tokens and nothing else."""
-    key = [seed, *history[-3:]]
-    return torch.tensor(np.random.default_rng(key).normal(size=VOCAB) * scale, dtype=torch.float32)
+    return torch.tensor(_normal((seed, *history[-3:])) * scale, dtype=torch.float32)
+
+
+@functools.cache
+def _normal(key: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(key).normal(size=VOCAB)
 
 
 class FakeExecutor(Executor):

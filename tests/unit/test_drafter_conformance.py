@@ -36,6 +36,11 @@ def test_any_prompt_will_do(build: conformance.Build) -> None:
 
 
 @pytest.mark.parametrize("regime", REGIMES)
+def test_asking_twice_is_harmless(build: conformance.Build, regime: dict[str, object]) -> None:
+    conformance.asking_twice_is_harmless(build, regime)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
 def test_runs_repeat(build: conformance.Build, regime: dict[str, object]) -> None:
     conformance.runs_repeat(build, regime)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,7 +140,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "generate" in done.stdout
 
 
-# -- the README and the tracked files ----------------------------------------------------------------------------------
+# -- tracked files -----------------------------------------------------------------------------------------------------
 
 
 def tracked_files() -> list[Path]:
@@ -149,46 +148,6 @@ def tracked_files() -> list[Path]:
     if done.returncode != 0:
         pytest.skip("not a git working tree")
     return [ROOT / name for name in done.stdout.split("\0") if name]
-
-
-def commands(page: Path) -> list[str]:
-    """Lines of the page's shell blocks that call make or outrider, continuation lines joined, output left out."""
-    found: list[str] = []
-    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            line = line.removeprefix("$ ").strip()
-            if re.match(r"(make|outrider|\.venv/bin/outrider)\s", line):
-                found.append(line)
-    return found
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def test_the_readme_names_its_two_commands() -> None:
-    assert {"make run", "make test"} <= set(commands(ROOT / "README.md"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_documented_commands_exist(page: Path) -> None:
-    from outrider.cli.main import build_parser
-
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    for command in commands(page):
-        words = shlex.split(command, comments=True)
-        for stop in ("|", ">", "2>", "&&", "<"):
-            words = words[: words.index(stop)] if stop in words else words
-        if words[0] == "make":
-            assert {word for word in words[1:] if "=" not in word} <= targets, command
-        elif "--help" not in words and "--version" not in words:
-            build_parser(words[1]).parse(words[1:])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 # Spelled apart, so that this file does not hold what it looks for.

@@ -45,6 +45,14 @@ class Draft:
         return self.ids.shape[1]
 
     @property
+    def depth(self) -> int:
+        """Length of the longest path."""
+        depths = torch.zeros(len(self.ids), self.size + 1, dtype=torch.long, device=self.ids.device)
+        for node in range(self.size):
+            depths[:, node + 1] = depths.gather(1, self.parents[:, node : node + 1] + 1).squeeze(1) + 1
+        return int(torch.where(self.rows, depths, 0).max()) if len(self.ids) else 0
+
+    @property
     def counts(self) -> Tensor:
         """[N, n], whether each node is part of its draft, not padding."""
         return torch.arange(self.size, device=self.ids.device) < self.lengths.unsqueeze(1)
@@ -66,7 +74,7 @@ class Walk:
     order in which they are tried, one pass over the nodes visits them in the right order for every sequence."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
+        self.draft = draft
         count, size = draft.ids.shape
         self._rows = torch.arange(count, device=draft.ids.device)
         self._node = torch.full((count,), -1, device=draft.ids.device)
@@ -75,7 +83,7 @@ class Walk:
 
     def waiting_for(self, node: int) -> Tensor:
         """Sequences [M] that stand at the parent of ``node``."""
-        here = (self._draft.parents[:, node] == self._node) & (node < self._draft.lengths)
+        here = (self.draft.parents[:, node] == self._node) & (node < self.draft.lengths)
         return self._rows[here]
 
     def accept(self, rows: Tensor, node: int) -> None:
@@ -90,7 +98,7 @@ class Walk:
         return self._node + 1
 
     def finish(self, next_token: Tensor) -> VerifyResult:
-        return _result(self._draft, self._path, self.depth, next_token)
+        return _result(self.draft, self._path, self.depth, next_token)
 
 
 def chain_result(draft: Draft, accepted: Tensor, next_token: Tensor) -> VerifyResult:

@@ -91,6 +91,7 @@ def _chooser(
         return by_seed
     if gumbel is None:
         return lambda at: logprobs[at, walk.row[at]].argmax(-1)
-    if gumbel.ndim != 3 or gumbel.shape[0] != count or gumbel.shape[2] != vocab_size or gumbel.shape[1] < 1:
-        raise UsageError(f"gumbel must have the shape [{count}, D, {vocab_size}], not {list(gumbel.shape)}")
+    if gumbel.ndim != 3 or gumbel.shape[::2] != (count, vocab_size) or gumbel.shape[1] <= walk.draft.depth:
+        needed = f"[{count}, D, {vocab_size}] with D of at least {walk.draft.depth + 1}"
+        raise UsageError(f"gumbel must have the shape {needed}, not {list(gumbel.shape)}")
     return lambda at: (logprobs[at, walk.row[at]].double() + gumbel[at, walk.depth[at]]).argmax(-1)

@@ -81,8 +81,8 @@ def rejection_sample(
     draft = batch.check_draft(draft_ids, target_probs, draft_probs, parents, lengths)
     u = batch.check_uniforms("uniforms", uniforms, draft.ids.shape, draft.ids.device, generator)
     last_u = batch.check_uniforms("resample_uniforms", resample_uniforms, draft.ids.shape[:1], u.device, generator)
-    p = target_probs[:, 0].double()
-    q = draft_probs[:, 0].double() if draft_probs is not None and draft.size else None
+    p = target_probs[:, 0].to(torch.float64, copy=True)
+    q = draft_probs[:, 0].to(torch.float64, copy=True) if draft_probs is not None and draft.size else None
     walk = batch.Walk(draft)
     for node in range(draft.size):
         at = walk.waiting_for(node)

@@ -23,8 +23,9 @@ class Prompt:
     turns: tuple[str, ...]
 
 
-def load_prompts(path: Path = OWN_PROMPTS) -> list[Prompt]:
-    """Read a prompt file. Raises UsageError, naming file and line, for anything that is not a prompt."""
+def load_prompts(path: str | Path | None = None) -> list[Prompt]:
+    """Read a prompt file, or `OWN_PROMPTS`. Raises UsageError, naming file and line, for what is not a prompt."""
+    path = Path(path or OWN_PROMPTS)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

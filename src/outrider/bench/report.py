@@ -160,7 +160,7 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
         ]
         for s in summaries
     ]
-    return format_table(header, rows, left=2)
+    return format_table(header, rows, align="ll")
 
 
 def _speculation_table(summaries: Sequence[Summary]) -> str:
@@ -180,7 +180,7 @@ def _speculation_table(summaries: Sequence[Summary]) -> str:
                 *(f"{counts[f'{part}_seconds']:.2f} s" for part in ("draft", "verify", "accept", "engine")),
             ]
         )
-    return format_table(header, rows, left=2)
+    return format_table(header, rows, align="ll")
 
 
 _POSITIONS_SHOWN = 8
@@ -196,7 +196,7 @@ def _position_table(summaries: Sequence[Summary]) -> str:
         return ""
     width = max(len(row) for row in rows)
     header = ["category", "method", *(str(depth) for depth in range(1, width - 1))]
-    return format_table(header, [row + [""] * (width - len(row)) for row in rows], left=2)
+    return format_table(header, [row + [""] * (width - len(row)) for row in rows], align="ll")
 
 
 def _times(value: float | None) -> str:

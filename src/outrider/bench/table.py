@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns padded to their widest cell: the first ``left`` aligned left, the others right.
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "l") -> str:
+    """Columns padded to their widest cell. align: "l" or "r" for each column; "r" for those beyond it.
 
     An empty header draws no header line. Every row must have as many cells as the first.
     """
@@ -17,7 +17,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
     def draw(cells: Sequence[str]) -> str:
         padded = [
-            cell.ljust(width) if column < left else cell.rjust(width)
+            cell.ljust(width) if align[column : column + 1] == "l" else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         return "  ".join(padded).rstrip()

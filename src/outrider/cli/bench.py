@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and save; returns 0, 1 if any answer failed, or 130 if the run was interrupted."""
     from outrider.bench import report
     from outrider.bench.methods import baseline, parse_methods
-    from outrider.bench.prompts import OWN_PROMPTS, load_prompts, select
+    from outrider.bench.prompts import load_prompts, select
     from outrider.bench.runner import Settings
     from outrider.bench.runner import run as measure
     from outrider.cli.terminal import note
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     for method in methods:
         check_names(method.config)
     categories = [name.strip() for name in args.categories.split(",") if name.strip()]
-    prompts = select(load_prompts(args.prompts or OWN_PROMPTS), categories, args.limit)
+    prompts = select(load_prompts(args.prompts), categories, args.limit)
     output = args.output or Path("results", time.strftime("bench-%Y%m%d-%H%M%S.json"))
     report.check_output(output)
     if baseline(methods) is None:

@@ -60,6 +60,9 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise ConfigError(f"{name}={value!r} must be between 0 and 1")
+        for name in ("allow_lossy", "adaptive"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
         if self.acceptance in LOSSY_RULES and not self.allow_lossy:
             raise LossyNotAllowedError(
                 f"acceptance={self.acceptance!r} changes the output; set allow_lossy=true to accept that"

@@ -317,7 +317,9 @@ class SamplingState:
             return x, best
         best = int(x.argmax())
         if not math.isfinite(x[best]):
-            raise NonFiniteLogitsError("every token is ruled out by bans, bias, penalties or min_tokens")
+            raise NonFiniteLogitsError(
+                "no token is left: bans, bias, penalties or min_tokens rule all out, or overflow"
+            )
         return x, best
 
     def _ruled_out(self, depth: int) -> Iterable[npt.NDArray[np.int64]]:

@@ -16,8 +16,8 @@ Row = npt.NDArray[np.float32]
 _NEVER = np.float32(-math.inf)
 _CUTS = (4.0, 12.0)
 """Nats below the most likely token within which a truncation looks for its threshold before it sorts everything."""
-_COLDEST = 2.0**-126
-"""Least temperature that float32 can divide by; at it, every token but the most likely ones is already ruled out."""
+_LEAST, _MOST = 2.0**-126, 2.0**127
+"""Range of float32. Temperatures beyond it act like its ends: all to the most likely tokens, or to all the same."""
 
 
 def penalised(values: Row, counts: Row, repetition: float, presence: float, frequency: float) -> Row:
@@ -28,8 +28,9 @@ def penalised(values: Row, counts: Row, repetition: float, presence: float, freq
     as OpenAI defines them: subtracted once, and once per occurrence.
     """
     if repetition != 1:
-        factor = np.float32(repetition)
-        values = np.where(values > 0, values / factor, values * factor)
+        factor = _factor(repetition)
+        with np.errstate(over="ignore"):
+            values = np.where(values > 0, values / factor, values * factor)
     if presence or frequency:
         values = values - (np.float32(presence) * (counts > 0) + np.float32(frequency) * counts)
     return values
@@ -40,7 +41,7 @@ def tempered(x: Row, top: float, temperature: float) -> Row:
     with np.errstate(over="ignore"):
         shifted = x - np.float32(top)
         if temperature != 1:
-            shifted /= np.float32(max(temperature, _COLDEST))
+            shifted /= _factor(temperature)
     return shifted
 
 
@@ -72,6 +73,10 @@ def log_softmax_above(x: Row, floor: float) -> Row:
     result = np.full_like(x, _NEVER)
     result[kept] = log_softmax(x[kept])
     return result
+
+
+def _factor(value: float) -> np.float32:
+    return np.float32(min(max(value, _LEAST), _MOST))
 
 
 def _kth_largest(x: Row, k: int) -> float:

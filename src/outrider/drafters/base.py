@@ -47,8 +47,8 @@ class SequenceView:
     room: longest path that can still be of use (the request's remaining tokens and context).
     sampling: the request's transform and noise. A drafter that samples turns its own logits into q with
         ``sampling.logprobs(logits, path)``.
-    noise_stream: the noise to draw children with, keyed by (sampling.seed, position, token id). Under ``coupled`` it is
-        the target's own, which makes draft and target agree as often as possible.
+    noise_stream: the noise to draw children with in the coming round, keyed by (sampling.seed, position, token id).
+        Under ``coupled`` it is the target's own, which makes draft and target agree as often as possible.
     """
 
     request_id: int
@@ -57,7 +57,7 @@ class SequenceView:
     num_prompt_tokens: int
     sampling: SamplingState
     room: int = 0
-    noise_stream: Stream = Stream.TARGET
+    noise_stream: int = Stream.TARGET
 
 
 @dataclass(frozen=True)

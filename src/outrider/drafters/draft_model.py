@@ -57,8 +57,10 @@ class DraftModelDrafter(Drafter):
         """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
         config, target = context.config, context.target
         assert config.model is not None, "SpeculativeConfig sees to it that draft_model comes with a model"
-        model = target if config.model == target.name else load_model(config.model)
-        check_vocabulary(target, model)
+        model = target
+        if config.model != target.name:
+            model = load_model(config.model)
+            check_vocabulary(target, model)
         self._executor = context.open_executor(model)
         self._vocab_size = target.config.vocab_size
         self._width = config.tree_width or 1
@@ -104,6 +106,9 @@ class DraftModelDrafter(Drafter):
             path.append(row)
         self._executor.commit(run.seq, path)
         run.rows.clear()
+        if self._executor.length(run.seq) == len(view.tokens):
+            # Asked again before anything was committed: the root is read once more, for its logits.
+            self._executor.truncate(run.seq, len(view.tokens) - 1)
         return run
 
     def _read_unseen(self, rounds: Iterable[_Round]) -> None:

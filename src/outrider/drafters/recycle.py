@@ -8,7 +8,6 @@ that away.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -46,7 +45,9 @@ class RecycleDrafter(Drafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             if observation.top_ids is not None and observation.top_logprobs is not None:
-                self._learn(observation, observation.top_ids.tolist(), observation.top_logprobs.tolist())
+                self._learn(
+                    observation, observation.top_ids.tolist(), observation.top_logprobs.clamp(max=0).exp().tolist()
+                )
 
     def close(self, view: SequenceView) -> None:
         self._bigrams.pop(view.request_id, None)
@@ -61,18 +62,14 @@ class RecycleDrafter(Drafter):
 
         return grow(view.tokens[-1], expand, Limits.of(view, budget), width=self._width)
 
-    def _learn(self, observation: Observation, ids: list[list[int]], logprobs: list[list[float]]) -> None:
+    def _learn(self, observation: Observation, ids: list[list[int]], probabilities: list[list[float]]) -> None:
         table = self._tables.get(observation.view.tenant)
         accepted = set(observation.path)
         # A token may occur in several rows: what was said in the accepted context comes last, and stays.
-        order = [row for row in range(len(ids)) if row not in accepted] + list(observation.path)
-        for row in order:
-            followers = tuple(token for token in ids[row] if token >= 0)
-            if not followers:
-                continue
+        for row in (*(row for row in range(len(ids)) if row not in accepted), *observation.path):
             token = observation.rows[row]
             table.pop(token, None)
-            table[token] = (followers, tuple(math.exp(min(0.0, x)) for x in logprobs[row][: len(followers)]))
+            table[token] = (tuple(ids[row]), tuple(probabilities[row]))
         while len(table) > MAX_TOKENS:
             del table[next(iter(table))]
 

@@ -14,18 +14,32 @@ if TYPE_CHECKING:
 
 
 def check_vocabulary(target: Model, draft: Model) -> None:
-    """Raise VocabularyMismatchError unless every token id means the same to both models.
+    """Raise VocabularyMismatchError unless every token id of the target means the same to the draft model.
 
-    Columns of logits that pad the vocabulary to a round number do not count. Models without a tokenizer must have
-    equally many columns.
+    Models without a tokenizer must have equally many columns of logits. With tokenizers, columns that pad the
+    vocabulary to a round number do not count, and the draft model may know further tokens, which are never proposed.
     """
-    if target.tokenizer is None or draft.tokenizer is None:
-        ours, theirs = target.config.vocab_size, draft.config.vocab_size
-        if ours != theirs:
-            raise VocabularyMismatchError(
-                f"draft model {draft.name!r} has {theirs} tokens, the target {target.name!r} has {ours}; "
-                "choose a draft model of the target's own family"
-            )
+    problem = _difference(target, draft)
+    if problem is not None:
+        raise VocabularyMismatchError(
+            f"draft model {draft.name!r} does not share the vocabulary of {target.name!r}: {problem}; "
+            "choose a draft model of the target's own family"
+        )
+
+
+def _difference(target: Model, draft: Model) -> str | None:
+    ours, theirs = target.tokenizer, draft.tokenizer
+    if ours is None or theirs is None:
+        sizes = draft.config.vocab_size, target.config.vocab_size
+        return None if sizes[0] == sizes[1] else f"it has {sizes[0]} tokens instead of {sizes[1]}"
+    if draft.config.vocab_size < ours.vocab_size:
+        return f"it has {draft.config.vocab_size} tokens instead of {ours.vocab_size}"
+    if ours.fingerprint == theirs.fingerprint:
+        return None
+    for token in range(min(ours.vocab_size, theirs.vocab_size)):
+        if ours.token_bytes(token) != theirs.token_bytes(token):
+            return f"token {token} is {theirs.token_bytes(token)!r} instead of {ours.token_bytes(token)!r}"
+    return None
 
 
 def fit_logits(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -70,7 +70,6 @@ class Engine:
             params,
             tenant=tenant,
             max_context=self._executor.max_context,
-            noise_stream=self._rule.noise_stream,
             lossy=not self._rule.lossless,
         )
         need = self._need(request)
@@ -160,6 +159,8 @@ class Engine:
         started = time.perf_counter()
         proposals: list[DraftTree] = []
         views = [request.view for request in ready]
+        for view in views:
+            view.noise_stream = self._rule.draft_stream(view.sampling.position)
         self._call_drafter(lambda: proposals.extend(self._drafter.propose(views, budget)), ready)
         if len(proposals) != len(ready):
             return {}

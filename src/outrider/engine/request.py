@@ -14,7 +14,6 @@ from outrider.engine.outputs import Delta, RequestOutput, RequestTiming, Specula
 from outrider.engine.stops import OutputStream
 
 if TYPE_CHECKING:
-    from outrider.core.noise import Stream
     from outrider.models.loader import Model
 
 
@@ -30,7 +29,6 @@ class Request:
         *,
         tenant: str,
         max_context: int,
-        noise_stream: Stream,
         lossy: bool,
     ) -> None:
         """Raises ContextLengthError if the prompt leaves no room for a token, SamplingParamsError for bad token ids."""
@@ -42,7 +40,7 @@ class Request:
         self.max_tokens = min(params.max_tokens or max_context, max_context - len(prompt))
         self.output = OutputStream(self.sampling, self.max_tokens, model.tokenizer)
         self.view = SequenceView(
-            request_id, tenant, list(prompt), len(prompt), self.sampling, self.output.remaining - 1, noise_stream
+            request_id, tenant, list(prompt), len(prompt), self.sampling, self.output.remaining - 1
         )
         self.seq: int | None = None
         self.statistics = SpeculationStats()

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.core.errors import ModelFileError, UnsupportedModelError
+from outrider.models.config import ModelConfig, weight_shapes
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -38,6 +41,25 @@ class Weights(ABC):
         """One tensor as the file stores it, for executors that pack quantised weights themselves."""
 
 
+def check_tensors(config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raise unless ``found`` (canonical name -> shape) is exactly what ``config`` calls for.
+
+    ModelFileError for a tensor that is missing or of the wrong shape; UnsupportedModelError for one too many, which
+    would mean mathematics that is not implemented.
+    """
+    if config.num_layers > len(found):
+        raise ModelFileError(f"{where}: {config.num_layers} layers are promised, but there are {len(found)} tensors")
+    wanted = weight_shapes(config)
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ModelFileError(f"{where}: the tensor {name!r} is missing")
+        if tuple(found[name]) != shape:
+            raise ModelFileError(f"{where}: tensor {name!r} has shape {tuple(found[name])}; {shape} is expected")
+    for name in found:
+        if name not in wanted:
+            raise UnsupportedModelError(f"{where}: tensor {name!r} has no place in a {config.family} model")
+
+
 class TensorWeights(Weights):
     """Weights that are in memory already: models built in tests, and heads under training."""
 
@@ -48,8 +70,6 @@ class TensorWeights(Weights):
         return self._tensors
 
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        from outrider.core.errors import ModelFileError
-
         if name not in self._tensors:
             raise ModelFileError(f"the weights hold no tensor {name!r}")
         return self._tensors[name].to(dtype)

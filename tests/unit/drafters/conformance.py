@@ -92,6 +92,16 @@ def any_prompt_will_do(build: Build) -> None:
         drafter.close(view)
 
 
+def asking_twice_is_harmless(build: Build, regime: dict[str, object]) -> None:
+    """A round may fail after drafting: then the same is asked, and answered, once more."""
+    drafter = build()
+    simulation = Simulation(drafter, make_view(PROMPT, **regime)).open()  # type: ignore[arg-type]
+    for _ in range(4):
+        first, second = simulation.draft(Budget(8, 4)), simulation.draft(Budget(8, 4))
+        assert_same([first], [second])
+        drafter.observe([simulation.settle(second)])
+
+
 def runs_repeat(build: Build, regime: dict[str, object]) -> None:
     first, second = (
         Simulation(build(), make_view(PROMPT, **regime), seed=5).open().rounds(8, Budget(8, 4))  # type: ignore[arg-type]
@@ -120,16 +130,16 @@ def tenants_are_strangers(build: Build) -> None:
     def offered(with_a: bool) -> list[DraftTree]:
         drafter = build()
         if with_a:
-            for request in (100, 101):
-                earlier = make_view(PROMPT, request, tenant="a")
-                Simulation(drafter, earlier, seed=request).open().rounds(8, Budget(8, 4))
+            for request in (100, 101, 102):
+                earlier = make_view(PROMPT, request, tenant="a", room=100)
+                Simulation(drafter, earlier, seed=request).open().rounds(15, Budget(8, 4))
                 drafter.close(earlier)
         trees: list[DraftTree] = []
         for request in range(2):
-            view = make_view(PROMPT, request, tenant="b")
+            view = make_view(PROMPT, request, tenant="b", room=100)
             simulation = Simulation(drafter, view, seed=request).open()
-            neighbour = Simulation(drafter, make_view(PROMPT, 200 + request, tenant="a"), seed=9).open()
-            for _ in range(6):
+            neighbour = Simulation(drafter, make_view(PROMPT, 200 + request, tenant="a", room=100), seed=9).open()
+            for _ in range(12):
                 trees += simulation.rounds(1, Budget(8, 4))
                 if with_a:
                     neighbour.rounds(1, Budget(8, 4))

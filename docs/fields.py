@@ -1,0 +1,75 @@
+"""Keep the tables of the docs in step with the code that they describe.
+
+    python docs/fields.py            rewrite what stands between the markers of every page
+    python docs/fields.py --check    only say whether something would change; exit code 1 if so
+
+A marker is a line ``<!-- table: NAME -->``; what follows, up to ``<!-- end -->``, is generated.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.measure import DEFINITIONS
+from outrider.cli.parser import field_help
+from outrider.cli.speculation import SGLANG_ALGORITHMS
+from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.core.sampling import SamplingParams
+
+DOCS = Path(__file__).parent
+
+
+def config_table(cls: type[Any]) -> list[str]:
+    """Key, default and meaning of every field of a configuration class."""
+    values = cls()
+    helps = field_help(cls)
+    rows = [f"| `{f.name}` | `{getattr(values, f.name)!r}` | {helps[f.name]} |" for f in fields(cls)]
+    return ["| key | default | meaning |", "| --- | --- | --- |", *rows]
+
+
+def two_columns(head: tuple[str, str], entries: dict[str, str]) -> list[str]:
+    return [f"| {head[0]} | {head[1]} |", "| --- | --- |", *(f"| `{a}` | {b} |" for a, b in entries.items())]
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "SpeculativeConfig": lambda: config_table(SpeculativeConfig),
+    "SamplingParams": lambda: config_table(SamplingParams),
+    "EngineConfig": lambda: config_table(EngineConfig),
+    "definitions": lambda: two_columns(("figure", "definition"), DEFINITIONS),
+    "sglang": lambda: two_columns(
+        ("`--speculative-algorithm`", "`method`"), {name: f"`{own}`" for name, own in SGLANG_ALGORITHMS.items()}
+    ),
+}
+
+
+def generated(text: str) -> str:
+    """The page with every table between markers written anew. Raises KeyError for a marker that names no table."""
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: found[1] + "\n" + "\n".join(TABLES[found[2]]()) + "\n\n" + found[3],
+        text,
+        flags=re.S,
+    )
+
+
+def main() -> int:
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        before = page.read_text(encoding="utf-8")
+        after = generated(before)
+        if before != after:
+            stale.append(page.name)
+            if "--check" not in sys.argv[1:]:
+                page.write_text(after, encoding="utf-8")
+    if stale:
+        print(f"{'stale' if '--check' in sys.argv[1:] else 'rewritten'}: {', '.join(stale)}")
+    return int(bool(stale) and "--check" in sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

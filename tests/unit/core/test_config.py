@@ -1,0 +1,90 @@
+"""Configuration: the ecosystem's keys, and nothing accepted that is then ignored."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative_config
+from outrider.core.errors import ConfigError, LossyNotAllowedError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_speculative_tokens", 0),
+        ("num_speculative_tokens", 2.5),
+        ("num_speculative_tokens", True),
+        ("max_draft_depth", 0),
+        ("tree_width", -1),
+        ("prompt_lookup_max", 0),
+        ("prompt_lookup_min", 0),
+        ("suffix_decoding_max_tree_depth", 0),
+        ("suffix_decoding_max_cached_requests", -1),
+        ("suffix_decoding_min_token_prob", 1.5),
+        ("posterior_threshold", "0.1"),
+        ("posterior_alpha", -0.1),
+        ("allow_lossy", "false"),
+        ("adaptive", 0),
+    ],
+)
+def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SpeculativeConfig(**{name: value})
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="prompt_lookup_min=5 is more than prompt_lookup_max=4"):
+        SpeculativeConfig(prompt_lookup_min=5)
+    with pytest.raises(ConfigError, match="needs 'model'"):
+        SpeculativeConfig(method="suffix+draft_model")
+    with pytest.raises(ConfigError, match="would ignore it"):
+        SpeculativeConfig(method="ngram", model="m")
+
+
+def test_lossy_output_needs_consent() -> None:
+    with pytest.raises(LossyNotAllowedError, match="allow_lossy"):
+        SpeculativeConfig(acceptance="typical")
+    assert SpeculativeConfig(acceptance="typical", allow_lossy=True).acceptance == "typical"
+
+
+def test_unknown_keys_name_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'num_speculative_tokens'"):
+        SpeculativeConfig.from_dict({"num_speculative_token": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [("ngram", "ngram"), (' {"method": "suffix"} ', "suffix"), ("suffix+recycle", "suffix+recycle"), ("{}", "auto")],
+)
+def test_parse(text: str, method: str) -> None:
+    assert SpeculativeConfig.parse(text).method == method
+
+
+@pytest.mark.parametrize("text", ['{"method": ', "[1]", '"ngram"', '{"method": 3}', '{"method": null}'])
+def test_parse_refuses(text: str) -> None:
+    with pytest.raises(ConfigError):
+        SpeculativeConfig.parse(text)
+
+
+def test_every_form_that_users_write() -> None:
+    assert as_speculative_config(None) == SpeculativeConfig()
+    assert as_speculative_config("ngram") == as_speculative_config({"method": "ngram"})
+    config = SpeculativeConfig(method="none")
+    assert as_speculative_config(config) is config
+    assert SpeculativeConfig(method="suffix + recycle").members == ("suffix", "recycle")
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "max_context", "prefill_chunk", "kv_tokens"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_engine_sizes(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(**{name: value})
+
+
+def test_every_option_has_a_help_text() -> None:
+    """The command line and the documentation are generated from these."""
+    for option in (*fields(SpeculativeConfig), *fields(EngineConfig)):
+        assert option.metadata["help"]

@@ -1,0 +1,64 @@
+"""The pages that people read: their commands exist, their links lead somewhere, their tables match the code."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of the page's shell blocks that call make or outrider, continuation lines joined, output left out."""
+    found: list[str] = []
+    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.removeprefix("$ ").strip()
+            if re.match(r"(make|outrider|\.venv/bin/outrider)\s", line):
+                found.append(line)
+    return found
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_names_its_two_commands() -> None:
+    assert {"make run", "make test"} <= set(commands(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_exist(page: Path) -> None:
+    from outrider.cli.main import build_parser
+
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for command in commands(page):
+        words = shlex.split(command, comments=True)
+        for stop in ("|", ">", "2>", "&&", "<"):
+            words = words[: words.index(stop)] if stop in words else words
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, command
+        elif "--help" not in words and "--version" not in words:
+            build_parser(words[1]).parse(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tables_match_the_code() -> None:
+    generated = runpy.run_path(str(ROOT / "docs" / "fields.py"))["generated"]
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert generated(text) == text, f"{page.name} is stale; run: python docs/fields.py"
+
+
+def test_a_stale_table_would_be_found() -> None:
+    generated = runpy.run_path(str(ROOT / "docs" / "fields.py"))["generated"]
+    assert "`method`" in generated("<!-- table: SpeculativeConfig -->\nold\n<!-- end -->")
