@@ -69,8 +69,14 @@ CpuFeatures detect() { return {}; }
 
 #endif
 
-Isa choose_isa() {
-  const char* forced = std::getenv("OUTRIDER_ISA");
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures features = detect();
+  return features;
+}
+
+Isa choose_isa(const char* forced) {
   if (forced != nullptr && *forced != '\0') {
     const Isa isa = parse_isa(forced);
     if (!isa_available(isa)) {
@@ -85,15 +91,8 @@ Isa choose_isa() {
   return Isa::portable;
 }
 
-}  // namespace
-
-const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = detect();
-  return features;
-}
-
 Isa default_isa() {
-  static const Isa isa = choose_isa();
+  static const Isa isa = choose_isa(std::getenv("OUTRIDER_ISA"));
   return isa;
 }
 

@@ -72,8 +72,10 @@ const KernelSet& kernels_for(Isa isa) {
       return avx2_kernels();
     case Isa::avx512:
       return avx512_kernels();
-    case Isa::amx:
-      return avx512_kernels();
+    case Isa::amx: {
+      static const bool agrees = amx_agrees_with_avx512();
+      return agrees ? amx_kernels() : avx512_kernels();
+    }
   }
 #endif
   return portable_kernels();

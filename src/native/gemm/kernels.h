@@ -68,6 +68,10 @@ const KernelSet& portable_kernels();
 #if defined(__x86_64__)
 const KernelSet& avx2_kernels();
 const KernelSet& avx512_kernels();
+const KernelSet& amx_kernels();
+// Tries both kinds of tile product on whole numbers. A processor or hypervisor whose tiles fail is not to be trusted
+// with them; amx_kernels() needs a true here.
+bool amx_agrees_with_avx512();
 GemmKernel avx512_bf16_kernel();  // for processors with the bf16 instructions
 #endif
 

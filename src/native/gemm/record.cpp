@@ -152,7 +152,8 @@ void read_record(const PackedLayout& layout, const std::uint8_t* record, int col
     for (int k = 0; k < kGroup; ++k) {
       const auto [scale, min] = read_scale(layout, record, scales, column, k / 16);
       const int code = read_code(layout.format, scales + shape.scale_bytes, column, k) - zero;
-      out[k] = scale * static_cast<float>(code) + min;
+      out[k] = scale * static_cast<float>(code);
+      if (layout.has_min) out[k] += min;
     }
   }
 }

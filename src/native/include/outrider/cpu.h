@@ -18,8 +18,11 @@ struct CpuFeatures {
 // What this processor and operating system offer, from cpuid and xgetbv (AMX also asks the kernel for permission).
 const CpuFeatures& cpu_features();
 
-// The instruction set used unless OUTRIDER_ISA says otherwise: the highest one available.
-// Throws std::invalid_argument if OUTRIDER_ISA is unknown or names a set this machine lacks.
+// The set named by `forced`, or the highest one available if that is null or empty.
+// Throws std::invalid_argument if the name is unknown or this machine lacks the set.
+Isa choose_isa(const char* forced);
+
+// choose_isa of the environment variable OUTRIDER_ISA, read once.
 Isa default_isa();
 
 bool isa_available(Isa isa);
