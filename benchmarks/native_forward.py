@@ -65,7 +65,9 @@ def main() -> None:
 
 def report(rows: list[int], times: dict[int, list[float]], read: float, weights: int) -> None:
     one = statistics.median(times[rows[0]])
-    print(f"packed weights {weights / 1e6:.0f} MB, read bandwidth {weights / read / 1e9:.1f} GB/s ({read * 1e3:.1f} ms)")
+    print(
+        f"packed weights {weights / 1e6:.0f} MB, read bandwidth {weights / read / 1e9:.1f} GB/s ({read * 1e3:.1f} ms)"
+    )
     print(f"{'rows':>5} {'ms':>8} {'ratio':>6} {'of bandwidth':>13} {'fastest ms':>11}")
     for n in rows:
         seconds = statistics.median(times[n])

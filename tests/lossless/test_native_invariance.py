@@ -39,9 +39,7 @@ CASES = [
 @functools.cache
 def executor(variant: str, format: str, isa: str, threads: int = 1, kv_dtype: str = "bfloat16") -> NativeExecutor:
     model, quantization = formatted_model(variant, format)
-    return NativeExecutor(
-        model, kv_tokens=1024, threads=threads, quantization=quantization, kv_dtype=kv_dtype, isa=isa
-    )
+    return NativeExecutor(model, kv_tokens=1024, threads=threads, quantization=quantization, kv_dtype=kv_dtype, isa=isa)
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def _read(path: Path, identity: dict[str, Any], pool: _native.ThreadPool) -> Pac
                 return None
             file.seek(header["start"])
             arena = _native.Arena(header["bytes"])
-            if file.readinto(memoryview(arena.data)) != header["bytes"]:
+            if file.readinto(arena.data.data) != header["bytes"]:
                 return None
         if _native.checksum(arena.data, pool) != header["checksum"]:
             return None
@@ -105,19 +105,17 @@ def _write(path: Path, identity: dict[str, Any], packed: PackedWeights, pool: _n
     data = packed.arena.data
     header = {
         "identity": identity,
-        "start": 0,
         "bytes": len(data),
         "checksum": _native.checksum(data, pool),
         "places": [_entry(place) for place in packed.places],
     }
-    # Room for the digits that "start" gains when it is filled in.
-    header["start"] = -(-(len(json.dumps(header)) + 32) // _PAGE) * _PAGE
-    line = json.dumps(header).encode() + b"\n"
+    start = -(-(len(json.dumps(header)) + 64) // _PAGE) * _PAGE  # 64 bytes: room for "start" itself
+    line = json.dumps(header | {"start": start}).encode() + b"\n"
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
-            file.write(line.ljust(header["start"], b"\0"))
-            file.write(memoryview(data))
+            file.write(line.ljust(start, b"\0"))
+            file.write(data.data)
         os.replace(partial, path)
     except OSError as error:
         warnings.warn(f"the packed weights could not be kept in {path.parent}: {error.strerror}", stacklevel=2)

@@ -146,7 +146,7 @@ class NativeExecutor(Executor):
         self._session.check_integrity()
 
     def read_kv(self, seq: int, layer: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Keys and values of a layer, each [length + pending, kv_heads * head_dim], in the order of writing. For tests."""
+        """Keys and values of a layer, [length + pending, kv_heads * head_dim] each, in order of writing. For tests."""
         shape = (self.length(seq) + self.pending(seq), self.config.num_kv_heads * self.config.head_dim)
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self._session.read_kv(seq, layer, keys, values)

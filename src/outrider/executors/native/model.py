@@ -27,9 +27,7 @@ _MATRICES = {
 }
 
 
-def build_model(
-    config: ModelConfig, matrices: Mapping[str, _native.PackedMatrix], weights: Weights
-) -> _native.Model:
+def build_model(config: ModelConfig, matrices: Mapping[str, _native.PackedMatrix], weights: Weights) -> _native.Model:
     """matrices: packed, by canonical name. Norms and biases are read from ``weights``, as float32."""
     frequencies, factor = rope_frequencies(config)
     model = _native.Model(

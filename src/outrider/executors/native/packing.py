@@ -84,8 +84,8 @@ def pack_weights(
     arena = _native.Arena(end)
     places = []
     for name, raw in _matrices(config, weights):
-        error = _pack(arena, offsets[name], raw, quantization, pool)
-        places.append(Place(name, layouts[name], offsets[name], error))
+        lost = _pack(arena, offsets[name], raw, quantization, pool)
+        places.append(Place(name, layouts[name], offsets[name], lost))
         _forget_pages(raw)
     return PackedWeights(arena, tuple(places))
 
