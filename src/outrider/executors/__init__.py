@@ -10,5 +10,9 @@ if TYPE_CHECKING:
     from outrider.executors.base import ExecutorFactory
 
 EXECUTORS: Registry[ExecutorFactory] = Registry(
-    "executor", {"torch": "outrider.executors.torch.executor:TorchExecutor"}
+    "executor",
+    {
+        "native": "outrider.executors.native.executor:NativeExecutor",
+        "torch": "outrider.executors.torch.executor:TorchExecutor",
+    },
 )

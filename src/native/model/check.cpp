@@ -1,0 +1,58 @@
+#include <stdexcept>
+#include <string>
+
+#include "outrider/model.h"
+
+namespace outrider {
+namespace {
+
+void expect(bool fits, const std::string& what) {
+  if (!fits) throw std::invalid_argument(what + " does not have the shape that the model's configuration asks for");
+}
+
+void expect_matrix(const PackedMatrix& matrix, std::int64_t n, std::int64_t k, const std::string& name) {
+  expect(matrix.data() != nullptr && matrix.n() == n && matrix.k() == k, name);
+}
+
+void expect_vector(const std::vector<float>& vector, int n, const std::string& name, bool optional = false) {
+  expect((optional && vector.empty()) || vector.size() == static_cast<std::size_t>(n), name);
+}
+
+void check_layer(const LayerWeights& layer, const ModelShape& shape, const std::string& name) {
+  const int hidden = shape.hidden_size, inner = shape.intermediate_size;
+  const int q = shape.num_heads * shape.head_dim, kv = shape.num_kv_heads * shape.head_dim;
+  expect_vector(layer.input_norm, hidden, name + "input_norm");
+  expect_vector(layer.post_attention_norm, hidden, name + "post_attention_norm");
+  expect_vector(layer.q_norm, shape.head_dim, name + "q_norm", true);
+  expect_vector(layer.k_norm, shape.head_dim, name + "k_norm", true);
+  expect_matrix(layer.q, q, hidden, name + "q");
+  expect_matrix(layer.k, kv, hidden, name + "k");
+  expect_matrix(layer.v, kv, hidden, name + "v");
+  expect_matrix(layer.o, hidden, q, name + "o");
+  expect_matrix(layer.gate, inner, hidden, name + "gate");
+  expect_matrix(layer.up, inner, hidden, name + "up");
+  expect_matrix(layer.down, hidden, inner, name + "down");
+  expect_vector(layer.q_bias, q, name + "q_bias", true);
+  expect_vector(layer.k_bias, kv, name + "k_bias", true);
+  expect_vector(layer.v_bias, kv, name + "v_bias", true);
+  expect_vector(layer.o_bias, hidden, name + "o_bias", true);
+  expect_vector(layer.gate_bias, inner, name + "gate_bias", true);
+  expect_vector(layer.up_bias, inner, name + "up_bias", true);
+  expect_vector(layer.down_bias, hidden, name + "down_bias", true);
+  expect(layer.window >= 0, name + "window");
+}
+
+}  // namespace
+
+void Model::check() const {
+  if (shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
+    throw std::invalid_argument("the number of heads must be a multiple of the number of KV heads");
+  expect_vector(shape.inverse_frequencies, shape.head_dim / 2, "inverse_frequencies");
+  expect_matrix(embedding, shape.vocab_size, shape.hidden_size, "embedding");
+  expect_matrix(lm_head, shape.vocab_size, shape.hidden_size, "lm_head");
+  expect_vector(final_norm, shape.hidden_size, "final_norm");
+  for (std::size_t i = 0; i < layers.size(); ++i)
+    check_layer(layers[i], shape, "layer " + std::to_string(i) + ": ");
+}
+
+}  // namespace outrider

@@ -1,0 +1,58 @@
+// One chunk of rows on its way through the layers.
+#pragma once
+
+#include <span>
+
+#include "model/scratch.h"
+#include "outrider/model.h"
+
+namespace outrider {
+
+struct Row {
+  int sequence;
+  int number;  // among the sequence's pending rows
+  std::int32_t token;
+};
+
+class Runner::Pass {
+ public:
+  // first_row: number of rows[0] in the whole forward pass. The rows have been appended to the cache.
+  Pass(Runner&, KvCache&, std::span<const Row> rows, int first_row);
+
+  void run(const ForwardOutput&);
+
+ private:
+  // forward.cpp's caller has appended the rows; these look up where they stand.
+  void plan_rows();
+  void plan_tiles();
+  void rotate_angles();
+
+  void embed();
+  void attention_block(int layer);
+  void mlp_block(int layer);
+  void finish_projections(const LayerWeights&, int layer, int row);
+  void attend(const LayerWeights&, int layer);
+  void attend_tile(const LayerWeights&, int layer, const RowTile&, int kv_head, float* scratch);
+  void copy_hidden(const ForwardOutput&, int layer);
+  void logits(const ForwardOutput&);
+
+  // x += projected (+ bias), then normed = norm(x), row by row; ``norm`` null: no norm follows.
+  void add_and_norm(const std::vector<float>* bias, const std::vector<float>* norm);
+  void quantize(const float* x, std::int64_t k, std::initializer_list<const PackedMatrix*> matrices);
+  template <typename F>
+  void each_row(std::int64_t cost, F&& fn);
+
+  const Model& model_;
+  const ModelShape& shape_;
+  KvCache& cache_;
+  ThreadPool& pool_;
+  Scratch& scratch_;
+  const Ops& ops_;
+  Isa isa_;
+  std::span<const Row> rows_;
+  int first_row_;
+  int num_rows_;
+  int hidden_, q_size_, kv_size_, qkv_size_, inner_;
+};
+
+}  // namespace outrider

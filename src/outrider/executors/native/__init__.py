@@ -1,0 +1,28 @@
+"""The native executor: C++ kernels for CPUs, shaped for verifying a few rows at a time, every row bit-identical."""
+
+from __future__ import annotations
+
+from outrider.core.errors import ConfigError
+
+
+def why_unavailable() -> str | None:
+    """What keeps the native executor from running on this machine, as one line; None if nothing does."""
+    try:
+        from outrider import _native
+    except ImportError as error:
+        return (
+            f"the native extension is not there ({error}); install a C++20 compiler and the package again, "
+            "or use the executor 'torch'"
+        )
+    try:
+        _native.default_isa()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def require() -> None:
+    """Raise ConfigError unless the native executor can run."""
+    reason = why_unavailable()
+    if reason is not None:
+        raise ConfigError(reason)

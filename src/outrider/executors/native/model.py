@@ -1,0 +1,72 @@
+"""A model's configuration and matrices, put together for the native forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider import _native
+from outrider.executors.torch.rope import rope_frequencies
+from outrider.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from outrider.models.weights import Weights
+
+_MATRICES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def build_model(config: ModelConfig, matrices: Mapping[str, _native.PackedMatrix], weights: Weights) -> _native.Model:
+    """matrices: packed, by canonical name. Norms and biases are read from ``weights``, as float32."""
+    frequencies, factor = rope_frequencies(config)
+    model = _native.Model(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        rms_norm_eps=config.rms_norm_eps,
+        inverse_frequencies=np.ascontiguousarray(frequencies.numpy(), np.float32),
+        rope_factor=factor,
+    )
+    embedding = matrices["model.embed_tokens.weight"]
+    model.set_embedding(embedding)
+    model.set_lm_head(embedding if config.tie_embeddings else matrices["lm_head.weight"])
+    model.set_final_norm(_vector(weights, "model.norm.weight"))
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}"
+        for short, name in _MATRICES.items():
+            model.set_matrix(i, short, matrices[f"{layer}.{name}.weight"])
+        for short, name in _vectors(config).items():
+            model.set_vector(i, short, _vector(weights, f"{layer}.{name}"))
+        model.set_layer(i, window=config.window(i) or 0, rope=i not in config.no_rope_layers)
+    model.check()
+    return model
+
+
+def _vectors(config: ModelConfig) -> Mapping[str, str]:
+    names = {"input_norm": "input_layernorm.weight", "post_attention_norm": "post_attention_layernorm.weight"}
+    if config.qk_norm:
+        names |= {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
+    with_bias = "qkv" * config.qkv_bias + "o" * config.o_bias
+    names |= {f"{part}_bias": f"self_attn.{part}_proj.bias" for part in with_bias}
+    if config.mlp_bias:
+        names |= {f"{part}_bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")}
+    return names
+
+
+def _vector(weights: Weights, name: str) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(weights.tensor(name, torch.float32).numpy())
