@@ -1,34 +1,19 @@
-"""Tokenizers built from GGUF files and from tokenizer.json, on small vocabularies trained here."""
+"""Byte-level tokenizers built from GGUF files, on small vocabularies trained here; streaming them back to text."""
 
 from __future__ import annotations
 
-import heapq
-import json
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Backend
 
 from outrider.core.errors import ModelFileError, UnsupportedModelError, UsageError
-from outrider.models.gguf import GGUFFile
-from outrider.models.loader import load_model
 from outrider.models.pretokenizers import PRE_TOKENIZERS
-from outrider.models.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-from tests.support.models import random_model, write_gguf, write_hf_folder
+from outrider.models.tokenizer import Tokenizer, tokenizer_from_folder
+from tests.support.tokenizers import SPECIAL, TEXT, gguf_metadata, gguf_tokenizer, trained
 
-TEXT = (
-    "The quick brown fox jumps over the lazy dog. Der Fuchs, der über den Hund springt: 3.14159 and 2,718!\n"
-    "def f(x):\n    return x ** 2  # naïve café 日本語 日本 🎉🎉 👩‍👩‍👧\n\n\tI'll, I'LL, we've don't CAN'T\r\n"
-    "1234567890 0x1F  two  spaces   three — “quoted” text… Ελληνικά русский عربى\n"
-) * 3
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-USER = ["<tool>", "   "]
 SAMPLES = [
     "",
     " ",
@@ -44,70 +29,9 @@ SAMPLES = [
 ]
 
 
-def cutting(pre: str) -> pre_tokenizers.PreTokenizer:
-    """What the tokenizer.json of the models behind each name does, spelled out."""
-    digits = r"\p{N}{1,3}" if "llama" in pre else r"\p{N}"
-    words = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    if pre in ("gpt-2", "default"):
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), byte_level])
-
-
-@cache
-def trained(pre: str) -> Backend:
-    """A byte-level BPE tokenizer as its makers would ship it."""
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = cutting(pre)
-    backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False, min_frequency=1
-    )
-    backend.train_from_iterator([TEXT], trainer)
-    backend.add_tokens([AddedToken(text, normalized=False) for text in USER])
-    return backend
-
-
-def gguf_metadata(backend: Backend, pre: str, padding: int = 0) -> dict[str, Any]:
-    """The tokenizer fields that llama.cpp's converter would write for ``backend``."""
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    kinds = [3 if token in SPECIAL else 4 if token in USER else 1 for token in tokens]
-    model = json.loads(backend.to_str())["model"]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{i}]" for i in range(padding))],
-        "tokenizer.ggml.token_type": [*kinds, *[5] * padding],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
-        "tokenizer.ggml.eos_token_id": vocabulary["<|im_end|>"],
-        "tokenizer.ggml.bos_token_id": vocabulary["<|im_start|>"],
-    }
-
-
-def gguf_tokenizer(path: Path, metadata: dict[str, Any]) -> Tokenizer:
-    model = random_model("llama", bos_token_id=None, eos_token_ids=())
-    tokenizer = tokenizer_from_gguf(GGUFFile(write_gguf(model, path, metadata=metadata)))
-    assert tokenizer is not None
-    return tokenizer
-
-
-@cache
-def byte_level(folder: Path) -> Tokenizer:
-    return gguf_tokenizer(folder / "shared.gguf", gguf_metadata(trained("gpt-2"), "gpt-2"))
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return byte_level(tmp_path_factory.mktemp("byte"))
+    return gguf_tokenizer(tmp_path_factory.mktemp("byte") / "m.gguf", gguf_metadata(trained("gpt-2"), "gpt-2"))
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "qwen2", "llama-bpe"])
@@ -249,169 +173,6 @@ def test_lone_surrogates_are_the_callers_error(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a\ud800b")
 
 
-# SentencePiece
-
-
-PIECES = ["\u2581", "t", "h", "e", "a", "n", "d", "o", "g", "s", "\u2581t", "he", "\u2581the", "an", "nd", "and"]
-PIECES += ["\u2581and", "do", "og", "dog", "\u2581d", "\u2581dog", "gs", "dogs", "\u2581a", "th", "the", "\u2581\u2581"]
-MARKS = ["<unk>", "<s>", "</s>"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def sentencepiece_metadata() -> dict[str, Any]:
-    tokens = [*MARKS, *BYTES, *PIECES]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
-    scores = [0.0] * (3 + 256) + [-float((7 * i) % len(PIECES)) for i in range(len(PIECES))]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-
-
-def join_best_pairs(text: str, metadata: dict[str, Any]) -> list[int]:
-    """SentencePiece's own procedure: join the neighbours whose joined piece scores highest, leftmost first."""
-    score = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
-    number = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    symbols = list("\u2581" + text.replace(" ", "\u2581"))
-    while True:
-        pairs = [(-score[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in PIECES]
-        if not pairs:
-            break
-        _, at = heapq.nsmallest(1, pairs)[0]
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    ids: list[int] = []
-    for symbol in symbols:
-        ids += [number[symbol]] if symbol in number else [3 + byte for byte in symbol.encode()]
-    return ids
-
-
-@pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return gguf_tokenizer(tmp_path_factory.mktemp("spm") / "m.gguf", sentencepiece_metadata())
-
-
-@settings(max_examples=300, derandomize=True)
-@given(text=st.text(st.sampled_from([*"theandogs  ", "ü", "🎉"]), min_size=1, max_size=24))
-def test_sentencepiece_joins_by_score(spm: Tokenizer, text: str) -> None:
-    assert spm.encode(text) == [1, *join_best_pairs(text, sentencepiece_metadata())]
-
-
-@settings(max_examples=200, derandomize=True)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
-def test_sentencepiece_round_trip(spm: Tokenizer, text: str) -> None:
-    if "\u2581" not in text:  # the letter that stands for a space
-        assert spm.decode(spm.encode(text)) == text
-
-
-@settings(max_examples=300, derandomize=True)
-@given(ids=st.lists(st.integers(0, 3 + 256 + len(PIECES)), max_size=30), skip=st.booleans())
-def test_sentencepiece_streams_what_it_decodes(spm: Tokenizer, ids: list[int], skip: bool) -> None:
-    stream = spm.stream(skip)
-    whole = "".join([*map(stream.push, ids), stream.flush()])
-    assert whole == spm.decode(ids, skip)
-    if (
-        "\ufffd" not in whole
-    ):  # on bytes that are no UTF-8 the library gives one U+FFFD a byte, we one a broken character
-        assert whole == spm._backend.decode(ids, skip_special_tokens=skip)
-
-
-def test_sentencepiece_leading_space(spm: Tokenizer) -> None:
-    dog = spm.token_id("\u2581dog")
-    assert dog is not None
-    assert spm.token_bytes(dog) == b" dog"
-    stream = spm.stream()
-    assert [stream.push(1), stream.push(dog), stream.push(dog)] == ["", "dog", " dog"]
-
-
-# folders
-
-
-def write_tokenizer(folder: Path, config: dict[str, Any] | None = None) -> Path:
-    folder.mkdir(exist_ok=True)
-    trained("gpt-2").save(str(folder / "tokenizer.json"))
-    if config is not None:
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-def test_folder_with_its_settings(tmp_path: Path) -> None:
-    settings_ = {
-        "bos_token": {"content": "<|im_start|>", "lstrip": False},
-        "eos_token": "<|im_end|>",
-        "add_bos_token": True,
-        "chat_template": "{{ bos_token }}{{ messages[0]['content'] }}",
-    }
-    ours = tokenizer_from_folder(write_tokenizer(tmp_path, settings_))
-    assert ours is not None
-    assert ours.bos_id == ours.token_id("<|im_start|>")
-    assert ours.end_ids == (ours.token_id("<|im_end|>"),)
-    assert ours.encode("hi")[0] == ours.bos_id
-    assert ours.render_chat([{"role": "user", "content": "hi"}]) == "<|im_start|>hi"
-    assert ours.encode_chat([{"role": "user", "content": "hi"}]) == ours.encode("hi")
-
-
-def test_folder_post_processor_adds_bos_once(tmp_path: Path) -> None:
-    from tokenizers.processors import TemplateProcessing
-
-    backend = Backend.from_str(trained("gpt-2").to_str())
-    bos = backend.token_to_id("<|im_start|>")
-    backend.post_processor = TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", bos)])
-    backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
-    ours = tokenizer_from_folder(tmp_path)
-    assert ours is not None
-    plain = ours.encode("hi", add_special_tokens=False)
-    assert ours.encode("hi") == [bos, *plain]
-    assert ours.encode("<|im_start|>hi") == [bos, *plain]
-
-
-def test_template_file_and_named_templates(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    folder = write_tokenizer(tmp_path, {"chat_template": named})
-    message = [{"role": "user", "content": "hi"}]
-    ours = tokenizer_from_folder(folder)
-    assert ours is not None
-    assert ours.render_chat(message) == "plain"
-    (folder / "chat_template.jinja").write_text("from the file")
-    ours = tokenizer_from_folder(folder)
-    assert ours is not None
-    assert ours.render_chat(message) == "from the file"
-
-
-def test_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    assert tokenizer_from_folder(tmp_path) is None
-    (tmp_path / "tokenizer.model").write_text("")
-    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.model but no tokenizer\.json; make one"):
-        tokenizer_from_folder(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json: not a valid tokenizer"):
-        tokenizer_from_folder(tmp_path)
-
-
-def test_word_pieces_are_refused(tmp_path: Path) -> None:
-    backend = Backend(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    backend.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UnsupportedModelError, match="decode by WordPiece"):
-        tokenizer_from_folder(tmp_path)
-
-
-def test_loader_joins_what_ends_a_text(tmp_path: Path) -> None:
-    folder = write_hf_folder(random_model("llama", eos_token_ids=(5,)), tmp_path)
-    write_tokenizer(folder, {"eos_token": "<|im_end|>"})
-    model = load_model(str(folder))
-    assert model.tokenizer is not None
-    assert model.config.eos_token_ids == (5, model.tokenizer.token_id("<|im_end|>"))
-
-
-# broken vocabularies
-
-
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
@@ -426,8 +187,3 @@ def test_broken_vocabularies(tmp_path: Path, changes: dict[str, Any], kind: type
     with pytest.raises(kind, match=message) as caught:
         gguf_tokenizer(tmp_path / "m.gguf", gguf_metadata(trained("gpt-2"), "gpt-2") | changes)
     assert "\n" not in str(caught.value)
-
-
-def test_scores_of_another_length(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="but 1 scores"):
-        gguf_tokenizer(tmp_path / "m.gguf", sentencepiece_metadata() | {"tokenizer.ggml.scores": [0.0]})
