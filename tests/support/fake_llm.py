@@ -32,7 +32,7 @@ def chat_model() -> Model:
     return Model(model.name, model.config, model.weights, ChatTokenizer())  # type: ignore[arg-type]
 
 
-def open_fake(model: Model, *, dtype: str, device: str, kv_tokens: int, max_context: int) -> FakeExecutor:
+def open_fake(model: Model, *, kv_tokens: int, max_context: int, **_: object) -> FakeExecutor:
     """What the registry builds under the name ``fake``."""
     return FakeExecutor(FAKE["logits"], kv_tokens=kv_tokens, max_context=max_context)
 
@@ -51,7 +51,7 @@ def use_fakes(monkeypatch: pytest.MonkeyPatch, logits: Callable[[Sequence[int]],
     """Let every model name stand for the fake model, and ``--executor fake`` for an executor with these logits."""
     monkeypatch.setitem(FAKE, "logits", logits)
     monkeypatch.setitem(EXECUTORS._entries, "fake", "tests.support.fake_llm:open_fake")
-    monkeypatch.setattr("outrider.engine.llm.load_model", lambda name: chat_model())
+    monkeypatch.setattr("outrider.models.loader.load_model", lambda name, progress: chat_model())
 
 
 def fake_llm(config: SpeculativeConfig | str = "ngram") -> LLM:

@@ -101,7 +101,7 @@ def _context(args: argparse.Namespace, llm: LLM, methods: list[Method], settings
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "configuration": {
             "model": model_name(args),
-            "executor": args.executor,
+            "executor": llm.executor_name,
             "dtype": args.dtype,
             "device": args.device,
             "threads": machine.threads(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,16 @@ def add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
         parser.add_argument("model_argument", metavar="MODEL", nargs="?", help=_MODEL_HELP)
     group = parser.add_argument_group("model and executor")
     group.add_argument("-m", "--model", metavar="MODEL", help="the same, as an option" if positional else _MODEL_HELP)
-    group.add_argument("--executor", metavar="NAME", default="torch", help="what runs the model (default: torch)")
+    group.add_argument(
+        "--executor",
+        metavar="NAME",
+        default="auto",
+        help="what runs the model: native (kernels for CPUs), torch, or auto: native where it can run (default)",
+    )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     group.add_argument("--device", default="cpu", help="a PyTorch device, such as cpu or cuda (default: cpu)")
+    group.add_argument("--quantization", metavar="KIND", help="quantise float weights at load: int8 or int4 (native)")
+    group.add_argument("--threads", type=int, metavar="N", help="threads of the executor (default: one per core)")
     add_fields(group, EngineConfig, "engine")
 
 
@@ -57,18 +65,22 @@ def model_name(args: argparse.Namespace) -> str:
 
 
 def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) -> LLM:
-    """Load the model. What can be refused without loading it, is refused before."""
-    from outrider.executors import EXECUTORS
+    """Load the model. What can be refused without PyTorch, whose import takes seconds, is refused before."""
+    from outrider.executors import check_executor
+    from outrider.models.loader import load_model
 
-    EXECUTORS.check(args.executor)
+    check_executor(args.executor)
     engine_config = EngineConfig(**given(args, "engine"))
+    model = load_model(model_name(args), progress=sys.stderr.isatty())
     from outrider.engine.llm import LLM
 
     return LLM(
-        model_name(args),
+        model,
         speculative_config,
         executor=args.executor,
         dtype=args.dtype,
         device=args.device,
+        quantization=args.quantization,
+        threads=args.threads,
         engine_config=engine_config,
     )

@@ -36,20 +36,32 @@ class LLM:
         model: str | Model,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         *,
-        executor: str = "torch",
+        executor: str = "auto",
         dtype: str = "auto",
         device: str = "cpu",
+        quantization: str | None = None,
+        threads: int | None = None,
         engine_config: EngineConfig | None = None,
     ) -> None:
         """model: an alias, a path, a hub id, or a `Model`. speculative_config: see `SpeculativeConfig`; a method's name
-        alone will do; None is ``auto``. dtype: "auto", "float32", "bfloat16" or "float16".
+        alone will do; None is ``auto``. executor: "native" (kernels for CPUs), "torch", or "auto": the native one where
+        it can run. dtype: "auto", "float32", "bfloat16" or "float16"; anything but "auto" is for the torch executor.
+        quantization: "int8" or "int4", to quantise float weights at load (native). threads: default: one per core.
 
         Raises a UsageError (unknown name, bad value, broken file) with one clear line.
         """
         config = as_speculative_config(speculative_config)
         check_names(config, executor)
         loaded = load_model(model) if isinstance(model, str) else model
-        runtime = Runtime(loaded, executor=executor, dtype=dtype, device=device, config=engine_config or EngineConfig())
+        runtime = Runtime(
+            loaded,
+            executor=executor,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            threads=threads,
+            config=engine_config or EngineConfig(),
+        )
         self._attach(runtime, config)
 
     def _attach(self, runtime: Runtime, config: SpeculativeConfig) -> None:
@@ -70,6 +82,11 @@ class LLM:
     @property
     def executor(self) -> Executor:
         return self._runtime.executor
+
+    @property
+    def executor_name(self) -> str:
+        """Which executor runs the model: "native" or "torch"."""
+        return self._runtime.executor_name
 
     @property
     def speculative_config(self) -> SpeculativeConfig:

@@ -14,7 +14,7 @@ from outrider.drafters.calibration import Calibrator
 from outrider.engine.engine import Engine
 from outrider.engine.health import AcceptanceWatch
 from outrider.engine.planner import ForwardPrice, Planner
-from outrider.executors import EXECUTORS
+from outrider.executors import EXECUTORS, check_executor, choose_executor
 
 if TYPE_CHECKING:
     from outrider.executors.base import CostCurve, Executor
@@ -24,12 +24,12 @@ DEFAULT_CONTEXT = 8192
 _DEFAULT_FULL_CONTEXTS = 4
 
 
-def check_names(config: SpeculativeConfig, executor: str = "torch") -> None:
+def check_names(config: SpeculativeConfig, executor: str = "auto") -> None:
     """Raise UnknownNameError for a method, rule or executor that does not exist, before anything is loaded."""
     for member in config.members:
         check_method(member)
     RULES.check(config.acceptance)
-    EXECUTORS.check(executor)
+    check_executor(executor)
 
 
 class Runtime:
@@ -38,12 +38,24 @@ class Runtime:
     kv_tokens of the cache: as configured; else for a few sequences of full length, or all of a small batch.
     """
 
-    def __init__(self, model: Model, *, executor: str, dtype: str, device: str, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        executor: str,
+        dtype: str,
+        device: str,
+        quantization: str | None,
+        threads: int | None,
+        config: EngineConfig,
+    ) -> None:
         self.model = model
         self.config = config
-        self._kind = EXECUTORS.get(executor)
+        self.executor_name = choose_executor(executor, dtype=dtype, device=device)
         self._dtype = dtype
         self._device = device
+        self._quantization = quantization
+        self._threads = threads
         limit = model.config.max_position
         if config.max_context is not None and config.max_context > limit:
             raise ConfigError(f"max_context={config.max_context} is more than the model's {limit}; lower it")
@@ -55,10 +67,12 @@ class Runtime:
 
     def open_executor(self, model: Model) -> Executor:
         """An executor of this runtime's kind, sized alike, for another model or for the same one again."""
-        return self._kind(
+        return EXECUTORS.get(self.executor_name)(
             model,
             dtype=self._dtype,
             device=self._device,
+            quantization=self._quantization,
+            threads=self._threads,
             kv_tokens=self._kv_tokens,
             max_context=min(self.max_context, model.config.max_position),
         )

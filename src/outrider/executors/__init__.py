@@ -1,4 +1,4 @@
-"""Executors: what runs a model. One implementation per module, chosen by name through the registry."""
+"""Executors: what runs a model. One implementation per package, chosen by name through the registry."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from outrider.core.registry import Registry
 if TYPE_CHECKING:
     from outrider.executors.base import ExecutorFactory
 
+AUTO = "auto"
+
 EXECUTORS: Registry[ExecutorFactory] = Registry(
     "executor",
     {
@@ -16,3 +18,22 @@ EXECUTORS: Registry[ExecutorFactory] = Registry(
         "torch": "outrider.executors.torch.executor:TorchExecutor",
     },
 )
+
+
+def check_executor(name: str) -> str:
+    """Return ``name`` if it is an executor that can be asked for; raise UnknownNameError otherwise."""
+    return name if name == AUTO else EXECUTORS.check(name)
+
+
+def choose_executor(name: str, *, dtype: str, device: str) -> str:
+    """The executor that ``name`` stands for.
+
+    "auto" is the native one on a CPU, where it was built and the dtype is left to it, and the torch one otherwise.
+    """
+    if name != AUTO:
+        return EXECUTORS.check(name)
+    if dtype != "auto" or device != "cpu":
+        return "torch"
+    from outrider.executors.native import why_unavailable
+
+    return "native" if why_unavailable() is None else "torch"

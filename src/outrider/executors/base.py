@@ -83,10 +83,21 @@ class CostCurve:
 
 
 class ExecutorFactory(Protocol):
-    """How every executor is built. An option that an executor cannot honour raises ConfigError."""
+    """How every executor is built. An option that an executor cannot honour raises ConfigError.
+
+    quantization: "int8" or "int4" for float weights, None for weights as they are. threads: None for one per core.
+    """
 
     def __call__(
-        self, model: Model, *, dtype: str, device: str, kv_tokens: int, max_context: int | None
+        self,
+        model: Model,
+        *,
+        dtype: str,
+        device: str,
+        kv_tokens: int,
+        max_context: int | None,
+        quantization: str | None,
+        threads: int | None,
     ) -> Executor: ...
 
 

@@ -21,6 +21,7 @@ class TorchExecutor(Executor):
 
     dtype: a torch.dtype, its name, or "auto" (see `resolve_dtype`). kv_tokens: rows that the KV cache holds, rounded up
     to whole pages of ``page_size``. max_context: longest sequence; default: the model's, or what the cache holds.
+    threads: PyTorch's own, for the whole process; None leaves them alone. quantization: not supported.
     Raises ConfigError, UnknownNameError, UnsupportedModelError or, from the weights, ModelFileError.
     """
 
@@ -33,13 +34,24 @@ class TorchExecutor(Executor):
         kv_tokens: int,
         max_context: int | None = None,
         page_size: int = 16,
+        quantization: str | None = None,
+        threads: int | None = None,
     ) -> None:
         config = model.config
-        for name, value in (("kv_tokens", kv_tokens), ("page_size", page_size), ("max_context", max_context)):
+        if quantization is not None:
+            raise ConfigError(f"the torch executor does not quantise ({quantization!r}); use the executor 'native'")
+        for name, value in (
+            ("kv_tokens", kv_tokens),
+            ("page_size", page_size),
+            ("max_context", max_context),
+            ("threads", threads),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         if max_context is not None and max_context > config.max_position:
             raise ConfigError(f"max_context={max_context} is more than the model's {config.max_position} positions")
+        if threads is not None:
+            torch.set_num_threads(threads)
         self.config = config
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
