@@ -10,9 +10,9 @@ import torch
 from outrider.acceptance import batch, formulas
 from outrider.acceptance.base import AcceptanceRule, Candidate, Verdict
 from outrider.acceptance.batch import VerifyResult
-from outrider.acceptance.distribution import Distribution, chosen, proposal, target, uniform_scalar
+from outrider.acceptance.distribution import Distribution, chosen, proposal, target
 from outrider.acceptance.walk import follow
-from outrider.core.noise import Stream
+from outrider.core.noise import Stream, uniform_one
 
 Tensor = torch.Tensor
 
@@ -45,16 +45,16 @@ def _judge(candidate: Candidate) -> Verdict:
     for i, token in enumerate(tokens):
         weights.append(formulas.block_weight(weights[i], p[i].of(token), q[i].of(token)))
     kept = len(tokens)
-    while kept and not _draw(candidate, kept - 1, Stream.ACCEPT) < _chance(weights, p, q, kept):
+    while kept and _draw(candidate, kept - 1, Stream.ACCEPT) >= _chance(weights, p, q, kept):
         kept -= 1
     rest = p[kept].probs if kept == len(tokens) else formulas.residual(weights[kept] * p[kept].probs, q[kept].probs)
-    token = int(formulas.pick(rest, _draw(candidate, 0, Stream.RESAMPLE)))
-    return Verdict(tuple(range(kept)), token)
+    u = torch.tensor(_draw(candidate, 0, Stream.RESAMPLE), dtype=torch.float64)
+    return Verdict(tuple(range(kept)), int(formulas.pick(rest, u)))
 
 
-def _draw(candidate: Candidate, index: int, stream: Stream) -> Tensor:
+def _draw(candidate: Candidate, index: int, stream: Stream) -> float:
     """A uniform number of this round: keyed by where the round starts, not by the position that it judges."""
-    return uniform_scalar(candidate.sampling.seed, candidate.sampling.position, index, stream)
+    return uniform_one(candidate.sampling.seed, candidate.sampling.position, index, stream)
 
 
 def _chance(weights: Sequence[Tensor], p: Sequence[Distribution], q: Sequence[Distribution], kept: int) -> Tensor:

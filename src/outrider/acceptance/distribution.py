@@ -9,7 +9,6 @@ import torch
 
 from outrider.acceptance import formulas
 from outrider.acceptance.base import Candidate
-from outrider.core.noise import Stream, uniform
 
 Tensor = torch.Tensor
 
@@ -58,8 +57,3 @@ def proposal(candidate: Candidate, node: int) -> Distribution | None:
 def chosen(candidate: Candidate, token: int) -> Distribution:
     """The point mass that stands for q where a token was chosen."""
     return Distribution(lambda: formulas.point_mass(torch.tensor(token), candidate.logits.shape[-1]))
-
-
-def uniform_scalar(seed: int, position: int, index: int, stream: Stream) -> Tensor:
-    """`noise.uniform` for one index, as a float64 scalar tensor."""
-    return torch.from_numpy(uniform(seed, position, index, stream))

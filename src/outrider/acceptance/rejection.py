@@ -10,9 +10,9 @@ import torch
 from outrider.acceptance import batch, formulas
 from outrider.acceptance.base import AcceptanceRule, Candidate, Verdict
 from outrider.acceptance.batch import VerifyResult
-from outrider.acceptance.distribution import chosen, proposal, target, uniform_scalar
+from outrider.acceptance.distribution import chosen, proposal, target
 from outrider.acceptance.walk import follow
-from outrider.core.noise import Stream
+from outrider.core.noise import Stream, uniform_one
 from outrider.core.tree import ROOT
 
 Tensor = torch.Tensor
@@ -43,7 +43,7 @@ def _judge(candidate: Candidate) -> Verdict:
         if parent != node:
             continue
         drawn = q or chosen(candidate, token)
-        u = uniform_scalar(sampling.seed, sampling.position + len(path), tried, Stream.ACCEPT)
+        u = uniform_one(sampling.seed, sampling.position + len(path), tried, Stream.ACCEPT)
         if u < formulas.acceptance_probability(p.of(token), drawn.of(token)):
             path.append(child)
             tokens.append(token)
@@ -51,8 +51,8 @@ def _judge(candidate: Candidate) -> Verdict:
             p, q = target(candidate, node, tokens), proposal(candidate, node)
         else:
             p, q, tried = p.residual(drawn), q and q.without(token), tried + 1
-    u = uniform_scalar(sampling.seed, sampling.position + len(path), 0, Stream.RESAMPLE)
-    return Verdict(tuple(path), int(formulas.pick(p.probs, u)))
+    u = uniform_one(sampling.seed, sampling.position + len(path), 0, Stream.RESAMPLE)
+    return Verdict(tuple(path), int(formulas.pick(p.probs, torch.tensor(u, dtype=torch.float64))))
 
 
 def rejection_sample(

@@ -20,6 +20,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 
+_ONE, _STEP, _FACTOR_1, _FACTOR_2 = (np.uint64(value) for value in (1, _GOLDEN, _MIX_1, _MIX_2))
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED = (np.uint64(bits) for bits in (30, 27, 31, 40))
+
 _STEPS = 1 << 24
 GUMBEL_MAX = float(-np.log(-np.log(_STEPS / (_STEPS + 1))))
 """The largest value `gumbel` can take, about 16.64: a candidate further than this below another cannot win."""
@@ -62,19 +65,25 @@ def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream
     ids, or whatever is being numbered). Returns float64 of that shape.
     """
     z = np.atleast_1d(np.asarray(index)).astype(np.uint64)
-    z += np.uint64(1)
-    z *= np.uint64(_GOLDEN)
+    z += _ONE
+    z *= _STEP
     z += np.uint64(_key(seed, position, stream))
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(_MIX_1)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(_MIX_2)
-    z ^= z >> np.uint64(31)
-    z >>= np.uint64(40)
+    z ^= z >> _SHIFT_1
+    z *= _FACTOR_1
+    z ^= z >> _SHIFT_2
+    z *= _FACTOR_2
+    z ^= z >> _SHIFT_3
+    z >>= _DROPPED
     result = z.astype(np.float64)
     result += 1.0
     result /= _STEPS + 1
     return result.reshape(np.shape(index))
+
+
+def uniform_one(seed: int, position: int, index: int, stream: int = Stream.TARGET) -> float:
+    """`uniform` for a single index, at a fraction of the cost."""
+    z = _mix((_key(seed, position, stream) + (index + 1) * _GOLDEN) & _MASK)
+    return ((z >> 40) + 1.0) / (_STEPS + 1)
 
 
 def gumbel(seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:

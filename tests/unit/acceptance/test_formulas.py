@@ -6,7 +6,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.acceptance import formulas
@@ -63,11 +63,13 @@ class TestWorkedExamples:
         assert kept == pytest.approx(11 / 9, abs=EXACT)
 
 
+@settings(deadline=None)
 @given(distributions(), distributions())
 def test_one_draw_has_the_law_of_the_target(p: Tensor, q: Tensor) -> None:
     assert torch.allclose(one_draw(p, q), p, atol=EXACT)
 
 
+@settings(deadline=None)
 @given(distributions(), st.permutations(range(4)), st.integers(1, 3))
 def test_chosen_tokens_leave_the_law_of_the_target(p: Tensor, order: list[int], k: int) -> None:
     law, reach, rest = torch.zeros_like(p), 1.0, p
@@ -79,6 +81,7 @@ def test_chosen_tokens_leave_the_law_of_the_target(p: Tensor, order: list[int], 
     assert torch.allclose(law + reach * rest, p, atol=EXACT)
 
 
+@settings(deadline=None)
 @given(distributions(), distributions())
 def test_two_draws_without_replacement_have_the_law_of_the_target(p: Tensor, q: Tensor) -> None:
     law = torch.zeros_like(p)
@@ -97,6 +100,7 @@ def test_two_draws_without_replacement_have_the_law_of_the_target(p: Tensor, q: 
     assert torch.allclose(law, p, atol=EXACT)
 
 
+@settings(deadline=None)
 @given(
     distributions(3),
     distributions(3),

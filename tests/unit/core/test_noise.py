@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from outrider.core import noise
-from outrider.core.noise import GUMBEL_MAX, Stream, fresh_stream, gumbel, uniform
+from outrider.core.noise import GUMBEL_MAX, Stream, fresh_stream, gumbel, uniform, uniform_one
 
 RARE = 1e-10
 SIGMAS = stats.norm.isf(RARE / 2)
@@ -54,6 +54,12 @@ def test_each_number_depends_on_its_own_index_only() -> None:
     everything = gumbel(11, 7, ids)
     assert np.array_equal(gumbel(11, 7, ids[::-1]), everything[::-1])
     assert np.array_equal(np.array([gumbel(11, 7, i) for i in ids]), everything)
+
+
+def test_one_number_alone_is_the_same_number() -> None:
+    for seed, position, index in ((0, 0, 0), (2**64 - 1, 2**40, 151935), (7, 3, 2**40)):
+        for stream in (*Stream, fresh_stream(Stream.DRAFT, position)):
+            assert uniform_one(seed, position, index, stream) == uniform(seed, position, index, stream)
 
 
 def test_uniform_is_uniform_and_gumbel_is_gumbel() -> None:

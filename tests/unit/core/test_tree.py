@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.errors import DraftError
@@ -93,6 +93,7 @@ def test_broken_promises_are_named(change: dict, message: str) -> None:
         replace(TREE, **change).check(VOCAB)
 
 
+@settings(deadline=None)
 @given(trees(), st.sets(st.integers(0, 9)))
 def test_keep_drops_whole_subtrees_and_renumbers(tree: DraftTree, wanted: set[int]) -> None:
     kept = tree.keep(wanted)
@@ -104,6 +105,7 @@ def test_keep_drops_whole_subtrees_and_renumbers(tree: DraftTree, wanted: set[in
         assert (node in kept.logprobs) == (expected[path] in tree.logprobs)
 
 
+@settings(deadline=None)
 @given(trees("a"), trees("b"), trees("c"))
 def test_merge_holds_every_path_once(a: DraftTree, b: DraftTree, c: DraftTree) -> None:
     whole = merge([a, b, c])
@@ -116,6 +118,7 @@ def test_merge_holds_every_path_once(a: DraftTree, b: DraftTree, c: DraftTree) -
         assert whole.sources[node] == tuple(tree.sources[paths(tree)[path]][0] for tree in holders)
 
 
+@settings(deadline=None)
 @given(trees("a"), trees("b"))
 def test_merge_keeps_a_distribution_only_where_all_children_came_from_it(a: DraftTree, b: DraftTree) -> None:
     whole = merge([a, b])
@@ -128,6 +131,7 @@ def test_merge_keeps_a_distribution_only_where_all_children_came_from_it(a: Draf
             assert (node in whole.logprobs) == (proposers[0][1] in proposers[0][0].logprobs)
 
 
+@settings(deadline=None)
 @given(trees())
 def test_merging_a_tree_with_nothing_changes_no_path(tree: DraftTree) -> None:
     whole = merge([DraftTree(), tree])
