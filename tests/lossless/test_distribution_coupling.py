@@ -14,7 +14,7 @@ import torch
 from outrider.core.gumbel import gumbel_argmax, gumbel_top_k
 from outrider.core.noise import Stream
 
-DRAWS = 20_000
+DRAWS = 10_000
 SIGMAS = 7
 
 
