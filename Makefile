@@ -1,5 +1,6 @@
 # `make run` shows what the project does; `make test` and `make check` are what a change has to pass.
-# Needs Python >= 3.11 with pip and venv. Everything goes into .venv; a model goes into the user's cache.
+# Needs Python >= 3.11 with pip and venv, and a C++20 compiler. Everything goes into .venv and build; models go into the
+# user's cache.
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
@@ -9,25 +10,32 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
-PACKAGE := pyproject.toml constraints.txt
+NATIVE := $(shell find src/native -name '*.cpp' -o -name '*.h')
+PACKAGE := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench format clean
+.PHONY: help run test test-native check bench format clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 run: $(RUN_READY)  ## generate a text with and without speculation, and show what it saved
-	@$(BIN)/outrider models fetch $(MODEL)
-	@$(BIN)/outrider generate --model $(MODEL) --compare --prompt-file benchmarks/run-prompt.txt
+	@$(BIN)/outrider models fetch $(MODEL) >/dev/null
+	@$(BIN)/outrider generate --model $(MODEL) --compare --prompt-file examples/summarize.txt
 
-test: $(DEV_READY)  ## run the whole test suite
-	@$(BIN)/outrider models fetch smollm2-135m
+test: $(DEV_READY) test-native  ## run the whole test suite, C++ and Python
+	@$(BIN)/outrider models fetch smollm2-135m >/dev/null
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: $(DEV_READY)  ## ruff, mypy --strict, and the tests of layout and docs
+test-native: $(DEV_READY)  ## build and run the C++ tests alone
+	$(BIN)/cmake -S . -B build/tests -DOUTRIDER_PYTHON=OFF -DOUTRIDER_TESTS=ON
+	$(BIN)/cmake --build build/tests --parallel
+	$(BIN)/ctest --test-dir build/tests --output-on-failure
+
+check: $(DEV_READY)  ## ruff, clang-format, mypy --strict, and the tests of layout and docs
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest tests/unit/test_layout.py tests/unit/test_docs.py
 
@@ -37,6 +45,7 @@ bench: $(RUN_READY)  ## measure every method that needs no second model, on the 
 format: $(DEV_READY)  ## format the code, and mend what ruff can mend
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
 
 clean:  ## remove .venv and what tools left behind; models stay in the cache
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
@@ -49,6 +58,6 @@ $(RUN_READY): $(PACKAGE) | .venv/bin/python
 	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
-$(DEV_READY): $(PACKAGE) | $(RUN_READY)
+$(DEV_READY): $(PACKAGE) | .venv/bin/python
 	$(PIP) install --constraint constraints.txt --editable ".[dev]"
-	@touch $@
+	@touch $(RUN_READY) $@

@@ -34,7 +34,7 @@ def test_the_readme_names_its_two_commands() -> None:
 def test_documented_commands_exist(page: Path) -> None:
     from outrider.cli.main import build_parser
 
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     for command in commands(page):
         words = shlex.split(command, comments=True)
         for stop in ("|", ">", "2>", "&&", "<"):

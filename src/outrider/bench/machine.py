@@ -78,13 +78,6 @@ def commit() -> dict[str, Any] | None:
     return None if sha is None else {"sha": sha, "modified": bool(_git(package, "status", "--porcelain"))}
 
 
-def threads() -> int:
-    """Threads that PyTorch computes with."""
-    import torch
-
-    return torch.get_num_threads()
-
-
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)

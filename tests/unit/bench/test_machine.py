@@ -14,7 +14,6 @@ def test_the_machine_is_described() -> None:
     assert found["cpu"]
     assert found["cores"] >= 1
     assert machine.versions()["torch"]
-    assert machine.threads() >= 1
 
 
 def test_bandwidth_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> None:
