@@ -1,8 +1,8 @@
 """Attention of a segment's rows over their own sequence: the committed prefix and each row's pending ancestors.
 
-Keys are always walked in the order of their positions in the text, whether they are committed or pending, and masked
-keys only ever come after a row's own. A row thus meets the same sums in the same order whether it is decoded alone, in
-a prompt's chunk or in a tree.
+A row's sums run over positions in the text in ascending order, whether a key is committed or pending, with zeros after
+the row's own position. A row thus meets the same sums in the same order whether it is decoded alone, in a chunk of the
+prompt or in a tree.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from outrider.executors.torch.kv import SequenceKV, Slots
+from outrider.executors.torch.products import dot, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class TreeOrder:
     """How the pending rows of a tree, which are stored in the order of forwarding, line up as paths.
 
     length: committed tokens of the sequence.
-    ancestors: [n, depth] for each row of the segment, its pending ancestor (itself included) at each depth; 0 beyond.
+    ancestors: [n, columns - length] for each row of the segment, its pending ancestor (itself included) at each depth;
+        0 beyond.
     paths: the segment's rows, dealt out to paths from the prefix to a leaf: (row numbers in the segment, pending rows
         along the path), shorter paths first.
     """
@@ -30,11 +33,11 @@ class TreeOrder:
     paths: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def build(cls, seq: SequenceKV, rows: Sequence[int], device: torch.device) -> TreeOrder:
-        """rows: pending row numbers of the segment, ascending."""
+    def build(cls, seq: SequenceKV, rows: Sequence[int], columns: int, device: torch.device) -> TreeOrder:
+        """rows: pending row numbers of the segment, ascending. columns: positions that rows are lined up over."""
         lines = {row: seq.ancestry(row) for row in rows}
-        depth = max(map(len, lines.values()))
-        ancestors = torch.tensor([line + [0] * (depth - len(line)) for line in lines.values()], device=device)
+        room = columns - seq.length
+        ancestors = torch.tensor([line + [0] * (room - len(line)) for line in lines.values()], device=device)
         paths: list[tuple[list[int], list[int]]] = []
         placed: set[int] = set()
         for leaf in reversed(rows):
@@ -47,13 +50,13 @@ class TreeOrder:
         return cls(seq.length, ancestors, tensors)
 
     def line_up(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores [kv_heads, group, n, length + pending] with pending columns replaced by each row's ancestors."""
+        """Scores [kv_heads, group, n, slots in order of forwarding] -> [kv_heads, group, n, columns], by position."""
         prefix, tail = scores.tensor_split((self.length,), dim=-1)
         order = self.ancestors.expand(*tail.shape[:2], -1, -1)
         return torch.cat((prefix, tail.gather(-1, order)), dim=-1)
 
     def weigh(self, probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Sum values [kv_heads, length + pending, d] by probs [kv_heads, group, n, length + depth], path by path.
+        """Sum values [kv_heads, slots, d] by probs [kv_heads, group, n, columns], path by path.
 
         Only the pending end of the values is exchanged from path to path. Beyond a path's own end it holds zeros or the
         end of an earlier path, with probability zero.
@@ -64,8 +67,8 @@ class TreeOrder:
         out = probs.new_empty(kv_heads, group, n, values.shape[-1])
         for rows, path in self.paths:
             lined_up[:, self.length : self.length + len(path)] = tail.index_select(1, path)
-            part = torch.bmm(probs.index_select(2, rows).reshape(kv_heads, -1, columns), lined_up)
-            out[:, :, rows] = part.view(kv_heads, group, len(rows), -1)
+            part = weighted_sum(probs.index_select(2, rows).reshape(kv_heads, -1, columns), lined_up)
+            out[:, :, rows] = part.reshape(kv_heads, group, len(rows), -1)
         return out
 
 
@@ -74,50 +77,62 @@ class SegmentPlan:
     """What all layers share about one segment.
 
     rows: its rows in the flat batch. written: slots that take their K and V. read: slots of all keys, committed and
-    pending. tree: None if the pending rows are one chain in order, so that slots are in the order of positions already.
-    hidden, hidden_by_window: [n, columns], True where a row must not look, without and with the sliding window; None
-    where every row sees every column.
+    pending; padding: zeros to add to them. tree: None if the pending rows are one chain in order, so that slots are in
+    the order of positions already. hidden, hidden_by_window: [n, columns], True where a row must not look, without and
+    with the sliding window; None where every row sees every column.
     """
 
     rows: slice
     written: Slots
     read: Slots
+    padding: int
     tree: TreeOrder | None
     hidden: torch.Tensor | None
     hidden_by_window: torch.Tensor | None
 
 
-def hidden_columns(positions: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Mask [n, columns] for rows at ``positions`` [n], columns being the positions up to the last row's.
+def hidden_columns(positions: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
+    """Mask [n, columns] for rows at ``positions`` [n]; None if nothing is hidden.
 
-    A row sees the positions up to its own, or the latest ``window`` of them. None if nothing is hidden.
+    A row sees the positions up to its own, or the latest ``window`` of them.
     """
-    last = int(positions.max())
-    columns = torch.arange(last + 1)
-    hidden = columns > positions[:, None]
+    column = torch.arange(columns)
+    hidden = column > positions[:, None]
     if window is not None:
-        hidden |= columns <= positions[:, None] - window
+        hidden |= column <= positions[:, None] - window
     return hidden if bool(hidden.any()) else None
+
+
+def gather(cache: torch.Tensor, plan: SegmentPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [kv_heads, slots, d] of a sequence, from one layer's cache [2, kv_heads, slots, d].
+
+    Copies that lie dense in memory: oneDNN would otherwise make them itself, the keys transposed, at several times the
+    cost.
+    """
+    dense = cache[:, :, plan.read]
+    keys, values = F.pad(dense, (0, 0, 0, plan.padding)) if plan.padding else dense.contiguous()
+    return keys, values
 
 
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tree: TreeOrder | None, hidden: torch.Tensor | None
 ) -> torch.Tensor:
-    """Grouped-query attention: queries [n, heads, d], keys and values [kv_heads, columns, d] -> [n, heads * d].
+    """Grouped-query attention: queries [n, heads, d], keys and values [kv_heads, slots, d] -> [n, heads * d].
 
-    Products are taken in the tensors' dtype, scale, mask and softmax in float32.
+    Products are taken in the tensors' dtype; scale, mask and softmax in float32.
     """
     n, heads, d = queries.shape
     kv_heads = keys.shape[0]
-    grouped = queries.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3).reshape(kv_heads, -1, d)
-    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(d**-0.5).view(kv_heads, heads // kv_heads, n, -1)
+    group = heads // kv_heads
+    grouped = queries.view(n, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n, d)
+    scores = dot(grouped, keys).float().mul_(d**-0.5).reshape(kv_heads, group, n, -1)
     if tree is not None:
         scores = tree.line_up(scores)
     if hidden is not None:
         scores.masked_fill_(hidden, float("-inf"))
     probs = scores.softmax(-1).to(values.dtype)
-    if tree is not None:
-        out = tree.weigh(probs, values)
+    if tree is None:
+        out = weighted_sum(probs.view(kv_heads, group * n, -1), values).reshape(kv_heads, group, n, d)
     else:
-        out = torch.bmm(probs.view(kv_heads, -1, probs.shape[-1]), values).view(kv_heads, heads // kv_heads, n, d)
+        out = tree.weigh(probs, values)
     return out.permute(2, 0, 1, 3).reshape(n, heads * d)

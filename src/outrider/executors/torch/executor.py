@@ -13,6 +13,7 @@ from outrider.executors.torch.attention import SegmentPlan, TreeOrder, hidden_co
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
 from outrider.executors.torch.model import Batch, TorchModel
+from outrider.executors.torch.products import COLUMN_MULTIPLE, round_up
 from outrider.models.loader import Model
 
 
@@ -168,38 +169,40 @@ class TorchExecutor(Executor):
 
     def _batch(self, segments: Sequence[Segment]) -> Batch:
         tokens: list[int] = []
-        positions: list[torch.Tensor] = []
+        positions: list[int] = []
         logit_rows: list[int] = []
         plans: list[SegmentPlan] = []
         for segment in segments:
-            start, count = len(tokens), len(segment.tokens)
             state = self._cache[segment.seq]
+            rows = slice(len(tokens), len(tokens) + len(segment.tokens))
             tokens.extend(segment.tokens)
-            positions.append(torch.tensor(state.depths[-count:]) + state.length)
-            logit_rows.extend(start + row for row in (range(count) if segment.logits is None else segment.logits))
-            plans.append(self._plan(state, slice(start, start + count), positions[-1]))
-        return Batch(
-            tokens=torch.tensor(tokens, device=self.device),
-            positions=torch.cat(positions).to(self.device),
-            logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
-            plans=plans,
-        )
+            positions.extend(state.length + depth for depth in state.depths[-len(segment.tokens) :])
+            wanted = range(len(segment.tokens)) if segment.logits is None else segment.logits
+            logit_rows.extend(rows.start + row for row in wanted)
+            plans.append(self._plan(state, rows, torch.tensor(positions[rows])))
+        return Batch(tokens, positions, plans, logit_rows)
 
     def _plan(self, state: SequenceKV, rows: slice, positions: torch.Tensor) -> SegmentPlan:
         """Plan the segment whose rows are the last pending ones of ``state``."""
         stop = state.length + state.pending
-        first = state.pending - (rows.stop - rows.start)
+        first = state.pending - len(positions)
+        columns = round_up(int(positions.max()) + 1, COLUMN_MULTIPLE)
         in_order = state.parents == list(range(-1, state.pending - 1))
-        hidden = hidden_columns(positions, None)
-        by_window = hidden_columns(positions, self.config.sliding_window) if self.config.sliding_window else hidden
+        window = self.config.sliding_window
+        hidden = self._mask(positions, columns, None)
         return SegmentPlan(
             rows=rows,
             written=self._cache.slots(state, state.length + first, stop),
             read=self._cache.slots(state, 0, stop),
-            tree=None if in_order else TreeOrder.build(state, range(first, state.pending), self.device),
-            hidden=None if hidden is None else hidden.to(self.device),
-            hidden_by_window=None if by_window is None else by_window.to(self.device),
+            padding=round_up(stop, COLUMN_MULTIPLE) - stop,
+            tree=None if in_order else TreeOrder.build(state, range(first, state.pending), columns, self.device),
+            hidden=hidden,
+            hidden_by_window=hidden if window is None else self._mask(positions, columns, window),
         )
+
+    def _mask(self, positions: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
+        hidden = hidden_columns(positions, columns, window)
+        return None if hidden is None else hidden.to(self.device)
 
     def _forget(self, segments: Sequence[Segment]) -> None:
         """Take back the pending rows of a forward pass that failed."""

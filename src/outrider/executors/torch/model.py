@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider.executors.torch.attention import SegmentPlan, attend
+from outrider.executors.torch.attention import SegmentPlan, attend, gather
+from outrider.executors.torch.embedding import Embedding
+from outrider.executors.torch.products import MIN_ROWS, Linear
 from outrider.executors.torch.rope import RotaryTable, rotate
 from outrider.models.config import ModelConfig
 from outrider.models.weights import Weights
@@ -16,21 +18,12 @@ from outrider.models.weights import Weights
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass. tokens, positions: [R]. logit_rows: rows [L] that need logits. plans: one a sequence."""
+    """One forward pass over R rows. plans: one a sequence, in the order of its rows. logit_rows: which need logits."""
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    logit_rows: torch.Tensor
+    tokens: Sequence[int]
+    positions: Sequence[int]
     plans: Sequence[SegmentPlan]
-
-
-@dataclass(frozen=True)
-class Linear:
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+    logit_rows: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -57,29 +50,37 @@ class TorchModel:
     ) -> None:
         self.config = config
         self._weights, self._dtype, self._device = weights, dtype, device
-        self.embedding = self._load("model.embed_tokens.weight")
-        self.head = self.embedding if config.tie_embeddings else self._load("lm_head.weight")
-        self.norm = self._load("model.norm.weight")
-        self.layers = [self._load_layer(i) for i in range(config.num_layers)]
-        self.rotary = RotaryTable(config, max_context, device)
+        self._head = Linear(self._load("model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"))
+        self._norm = self._load("model.norm.weight")
+        self._layers = [self._load_layer(i) for i in range(config.num_layers)]
+        self._embedding = Embedding(config, weights, dtype, device)
+        self._rotary = RotaryTable(config, max_context, device)
 
     def forward(
         self, batch: Batch, kv: torch.Tensor, hidden_layers: Sequence[int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Logits [L, V] in the model's dtype, and the residual stream [R, H] after each of ``hidden_layers`` blocks.
+        """Logits [L, V], and the residual stream [R, H] after each of ``hidden_layers`` blocks, in the model's dtype.
 
-        kv: [layers, 2, kv_heads, slots, head_dim]; the rows' keys and values are written to it.
+        kv: [layers, 2, kv_heads, slots, head_dim]; the rows' keys and values are written to it. A batch of fewer than
+        MIN_ROWS rows is filled up with rows that no other row sees and that are dropped again.
         """
-        angles = self.rotary.at(batch.positions)
-        x = F.embedding(batch.tokens, self.embedding)
-        hidden = {0: x} if 0 in hidden_layers else {}
-        for number, (layer, cache) in enumerate(zip(self.layers, kv.unbind(0), strict=True), start=1):
+        rows = len(batch.tokens)
+        filler = [0] * (MIN_ROWS - rows)
+        angles = self._rotary.at(torch.tensor([*batch.positions, *filler], device=self._device))
+        x = self._embedding([*batch.tokens, *filler])
+        hidden = {0: x[:rows]} if 0 in hidden_layers else {}
+        for number, (layer, cache) in enumerate(zip(self._layers, kv.unbind(0), strict=True), start=1):
             x = x + self._attention(layer, self._normalise(x, layer.attention_norm), angles, batch.plans, cache)
             x = x + self._mlp(layer, self._normalise(x, layer.mlp_norm))
             if number in hidden_layers:
-                hidden[number] = x
-        logits = F.linear(self._normalise(x[batch.logit_rows], self.norm), self.head)
-        return logits, hidden
+                hidden[number] = x[:rows]
+        return self._logits(x, batch.logit_rows), hidden
+
+    def _logits(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        if not rows:
+            return x.new_empty(0, self.config.vocab_size)
+        chosen = torch.tensor([*rows, *[0] * (MIN_ROWS - len(rows))], device=self._device)
+        return self._head(self._normalise(x[chosen], self._norm))[: len(rows)]
 
     def _attention(
         self,
@@ -100,12 +101,11 @@ class TorchModel:
         for plan in plans:
             cache[0][:, plan.written] = k[plan.rows].transpose(0, 1)
             cache[1][:, plan.written] = v[plan.rows].transpose(0, 1)
-            # A copy that lies dense in memory: oneDNN would otherwise make one itself, transposed, at several times
-            # the cost.
-            keys, values = cache[:, :, plan.read].contiguous()
+            keys, values = gather(cache, plan)
             hidden = plan.hidden_by_window if layer.windowed else plan.hidden
             outputs.append(attend(q[plan.rows], keys, values, plan.tree, hidden))
-        return layer.o(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+        outputs.append(x.new_zeros(len(x) - plans[-1].rows.stop, c.num_heads * c.head_dim))
+        return layer.o(torch.cat(outputs))
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(x).chunk(2, dim=-1)
