@@ -6,6 +6,9 @@ PYTHON ?= python3
 MODEL ?= smollm2-135m
 PYTEST_ARGS ?=
 
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+
+MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_READY := .venv/.ready-run
@@ -29,7 +32,7 @@ test: $(DEV_READY) test-native  ## run the whole test suite, C++ and Python
 
 test-native: $(DEV_READY)  ## build and run the C++ tests alone
 	$(BIN)/cmake -S . -B build/tests -DOUTRIDER_PYTHON=OFF -DOUTRIDER_TESTS=ON
-	$(BIN)/cmake --build build/tests --parallel
+	$(BIN)/cmake --build build/tests --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/tests --output-on-failure
 
 check: $(DEV_READY)  ## ruff, clang-format, mypy --strict, and the tests of layout and docs
