@@ -4,8 +4,10 @@ The generator is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom n
 as a function: the state is keyed by seed, position and stream, and the index-th output is read without the ones
 before it. Because nothing is consumed, speculation cannot shift the noise that a later token sees.
 
-Uniform numbers lie on a grid of 2^-24, so a probability that is realised by comparing with one is met to within 2^-24
-(6e-8): far below what a test of any affordable size can see, and the price of noise with a bound, `GUMBEL_MAX`.
+Uniform numbers are the odd multiples of 2^-24: symmetric around 1/2, exact in float32, and the middles of 2^23 equal
+cells, so that what is realised by comparing with them has no bias of first order. A token's probability under the
+Gumbel-max trick is met to within 1.5e-8, far below what a test of any affordable size can see. It is the price of noise
+with a bound, `GUMBEL_MAX`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ _MIX_2 = 0x94D049BB133111EB
 _ONE, _STEP, _FACTOR_1, _FACTOR_2 = (np.uint64(value) for value in (1, _GOLDEN, _MIX_1, _MIX_2))
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED = (np.uint64(bits) for bits in (30, 27, 31, 40))
 
-_STEPS = 1 << 24
-GUMBEL_MAX = float(-np.log(-np.log(_STEPS / (_STEPS + 1))))
+_UNIT = 2.0**-24
+GUMBEL_MAX = float(-np.log(-np.log(1 - _UNIT)))
 """The largest value `gumbel` can take, about 16.64: a candidate further than this below another cannot win."""
 
 
@@ -59,7 +61,7 @@ def _key(seed: int, position: int, stream: int) -> int:
 
 
 def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:
-    """Uniform numbers strictly between 0 and 1, on a grid of 2^-24.
+    """Uniform numbers strictly between 0 and 1: odd multiples of 2^-24.
 
     seed: 0 … 2^64-1. position: index of the token in the sequence. index: any shape of non-negative integers (token
     ids, or whatever is being numbered). Returns float64 of that shape.
@@ -74,16 +76,16 @@ def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream
     z *= _FACTOR_2
     z ^= z >> _SHIFT_3
     z >>= _DROPPED
+    z |= _ONE
     result = z.astype(np.float64)
-    result += 1.0
-    result /= _STEPS + 1
+    result *= _UNIT
     return result.reshape(np.shape(index))
 
 
 def uniform_one(seed: int, position: int, index: int, stream: int = Stream.TARGET) -> float:
     """`uniform` for a single index, at a fraction of the cost."""
     z = _mix((_key(seed, position, stream) + (index + 1) * _GOLDEN) & _MASK)
-    return ((z >> 40) + 1.0) / (_STEPS + 1)
+    return (z >> 40 | 1) * _UNIT
 
 
 def gumbel(seed: int, position: int, tokens: npt.ArrayLike, stream: int = Stream.TARGET) -> npt.NDArray[np.float64]:

@@ -22,24 +22,34 @@ def test_the_generator_is_splitmix64(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first outputs of the authors' reference implementation for the state 1234567.
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     monkeypatch.setattr(noise, "_key", lambda *key: 1234567)
-    expected = [((z >> 40) + 1) / (2**24 + 1) for z in published]
+    expected = [(z >> 40 | 1) / 2**24 for z in published]
     assert uniform(0, 0, range(4)).tolist() == expected
 
 
 def test_the_noise_of_a_seed_never_changes() -> None:
     # A seed that a user wrote down must give the same text after every update.
-    assert (uniform(0, 0, [0, 1, 151935]) * (2**24 + 1)).round().tolist() == [2175093, 837520, 2570673]
-    assert (uniform(2**64 - 1, 4096, 7, Stream.DRAFT) * (2**24 + 1)).round() == 16554894
+    assert (uniform(0, 0, [0, 1, 151935]) * 2**24).tolist() == [2175093, 837519, 2570673]
+    assert (uniform(2**64 - 1, 4096, 7, Stream.DRAFT) * 2**24) == 16554893
 
 
 def test_numbers_lie_strictly_between_0_and_1_and_gumbel_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uniform(1, 2, np.arange(100_000)).min() > 0
-    lowest, highest = 1 / (2**24 + 1), 2**24 / (2**24 + 1)
+    lowest, highest = 2**-24, 1 - 2**-24
     monkeypatch.setattr(noise, "uniform", lambda *key: np.array([lowest, highest]))
     low, high = gumbel(0, 0, [0, 1])
-    assert low == pytest.approx(-math.log(math.log(2**24 + 1)))
+    assert low == pytest.approx(-math.log(24 * math.log(2)))
     assert high == pytest.approx(GUMBEL_MAX, abs=1e-12)
     assert GUMBEL_MAX < 17
+
+
+def test_a_rare_token_keeps_its_probability() -> None:
+    """Exactly, over the whole grid: a token of probability p wins against one of 1 - p with probability p."""
+    grid = (2 * np.arange(2**23) + 1) / 2**24
+    for p, error in ((0.3, 1e-9), (1e-3, 1e-9), (1e-6, 1e-9), (1e-7, 1.5e-8), (1e-8, 1.5e-8)):
+        # The other token's uniform must lie below this for the rare one to win; so many points of the grid do.
+        below = np.exp(np.log(grid) * (1 - p) / p)
+        wins = float(np.floor(below * 2**23 + 0.5).sum()) / 2**46
+        assert abs(wins - p) < error, p
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])
@@ -68,8 +78,9 @@ def test_uniform_is_uniform_and_gumbel_is_gumbel() -> None:
     assert stats.kstest(u, "uniform").pvalue > RARE
     assert stats.chisquare(np.bincount((u * 256).astype(int), minlength=256)).pvalue > RARE
     assert stats.kstest(gumbel(6, 9, np.arange(n)), "gumbel_r").pvalue > RARE
-    grid = (u * (2**24 + 1)).round().astype(np.int64) - 1
-    for bit in range(24):
+    grid = (u * 2**24).astype(np.int64)
+    assert bool((grid % 2 == 1).all())
+    for bit in range(1, 24):
         ones = int((grid >> bit & 1).sum())
         assert abs(ones - n / 2) < SIGMAS * math.sqrt(n) / 2, f"bit {bit}"
 
