@@ -20,13 +20,13 @@ DEFINITIONS = {
     "speedup_median": "median over answers of tokens_per_second divided by that of 'none' for the same answer",
     "decode_speedup_totals": "speedup_totals, of decode_tokens_per_second",
     "decode_speedup_median": "speedup_median, of decode_tokens_per_second",
-    "rounds": "forward passes of the target after prefill",
+    "rounds": "forward passes of the target that emitted tokens, the one that ends the prefill included",
     "acceptance_rate": "accepted draft tokens / verified draft tokens",
     "mean_acceptance_length": "committed tokens / rounds, counting only tokens that the request emitted",
     "acceptance_by_position": "for depth 1, 2, …: rounds whose accepted path reached that depth / rounds that "
     "verified a draft",
     "draft_seconds": "time in the drafter, learning from committed tokens included",
-    "verify_seconds": "time in the target's forward passes after prefill",
+    "verify_seconds": "time in the target's forward passes, prefill included",
     "accept_seconds": "time in acceptance and sampling",
     "engine_seconds": "the rest of the rounds",
     "identical": "answers whose token ids equal those of the reference, which is 'none' if it was run, else the first "

@@ -131,10 +131,15 @@ def _median_of_ratios(pairs: Sequence[Pair], rate: Callable[[RequestOutput], flo
     return statistics.median(ratios) if ratios else None
 
 
+_SPEED_LEGEND = """\
+speed: all answers together, and as the median of single answers, relative to plain decoding; decode leaves out the time
+to the first token"""
+
+
 def format_report(summaries: Sequence[Summary]) -> str:
     """The figures as text: one table of speed, one of speculation, one of acceptance by position."""
     sections = [
-        ("speed", _speed_table(summaries)),
+        (_SPEED_LEGEND, _speed_table(summaries)),
         ("speculation, and where the time of the rounds went", _speculation_table(summaries)),
         ("acceptance by position", _position_table(summaries)),
     ]
@@ -142,7 +147,7 @@ def format_report(summaries: Sequence[Summary]) -> str:
 
 
 def _speed_table(summaries: Sequence[Summary]) -> str:
-    header = ["category", "method", "answers", "tok/s", "speed-up", "median", "decode tok/s", "speed-up", "median"]
+    header = ["category", "method", "answers", "tok/s", "speed-up", "(median)", "decode tok/s", "speed-up", "(median)"]
     header += ["TTFT p50", "ITL p50", "p95", "p99", "identical"]
     rows = [
         [
