@@ -156,16 +156,11 @@ const std::map<std::string, PackedMatrix LayerWeights::*> kLayerMatrices{
 };
 
 const std::map<std::string, std::vector<float> LayerWeights::*> kLayerVectors{
-    {"input_norm", &LayerWeights::input_norm},
-    {"post_attention_norm", &LayerWeights::post_attention_norm},
-    {"q_norm", &LayerWeights::q_norm},
-    {"k_norm", &LayerWeights::k_norm},
-    {"q_bias", &LayerWeights::q_bias},
-    {"k_bias", &LayerWeights::k_bias},
-    {"v_bias", &LayerWeights::v_bias},
-    {"o_bias", &LayerWeights::o_bias},
-    {"gate_bias", &LayerWeights::gate_bias},
-    {"up_bias", &LayerWeights::up_bias},
+    {"input_norm", &LayerWeights::input_norm}, {"post_attention_norm", &LayerWeights::post_attention_norm},
+    {"q_norm", &LayerWeights::q_norm},         {"k_norm", &LayerWeights::k_norm},
+    {"q_bias", &LayerWeights::q_bias},         {"k_bias", &LayerWeights::k_bias},
+    {"v_bias", &LayerWeights::v_bias},         {"o_bias", &LayerWeights::o_bias},
+    {"gate_bias", &LayerWeights::gate_bias},   {"up_bias", &LayerWeights::up_bias},
     {"down_bias", &LayerWeights::down_bias},
 };
 
@@ -180,9 +175,9 @@ void bind_model(nb::module_& m) {
              float rope_factor) {
             if (num_layers < 0) throw std::invalid_argument("num_layers must not be negative");
             new (self) Model{};
-            self->shape = {vocab_size,        hidden_size,  num_heads,
-                           num_kv_heads,      head_dim,     intermediate_size,
-                           rms_norm_eps,      copied(inverse_frequencies), rope_factor};
+            self->shape = {vocab_size, hidden_size,       num_heads,    num_kv_heads,
+                           head_dim,   intermediate_size, rms_norm_eps, copied(inverse_frequencies),
+                           rope_factor};
             self->layers.resize(static_cast<std::size_t>(num_layers));
           },
           "vocab_size"_a, "hidden_size"_a, "num_layers"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a,
@@ -190,14 +185,10 @@ void bind_model(nb::module_& m) {
       .def("set_embedding", [](Model& self, const PackedMatrix& matrix) { self.embedding = matrix; })
       .def("set_lm_head", [](Model& self, const PackedMatrix& matrix) { self.lm_head = matrix; })
       .def("set_final_norm", [](Model& self, const Vector& values) { self.final_norm = copied(values); })
-      .def("set_matrix",
-           [](Model& self, std::size_t layer, const std::string& name, const PackedMatrix& matrix) {
-             self.layers.at(layer).*kLayerMatrices.at(name) = matrix;
-           })
-      .def("set_vector",
-           [](Model& self, std::size_t layer, const std::string& name, const Vector& values) {
-             self.layers.at(layer).*kLayerVectors.at(name) = copied(values);
-           })
+      .def("set_matrix", [](Model& self, std::size_t layer, const std::string& name,
+                            const PackedMatrix& matrix) { self.layers.at(layer).*kLayerMatrices.at(name) = matrix; })
+      .def("set_vector", [](Model& self, std::size_t layer, const std::string& name,
+                            const Vector& values) { self.layers.at(layer).*kLayerVectors.at(name) = copied(values); })
       .def(
           "set_layer",
           [](Model& self, std::size_t layer, int window, bool rope) {
@@ -235,7 +226,8 @@ void forward(Session& session, const std::vector<int>& sequences, const std::vec
   std::size_t first = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const auto count = static_cast<std::size_t>(counts[i]);
-    if (counts[i] < 0 || count > tokens.size() - first) throw std::invalid_argument("there are fewer rows than counted");
+    if (counts[i] < 0 || count > tokens.size() - first)
+      throw std::invalid_argument("there are fewer rows than counted");
     segments.push_back({sequences[i], as_span(tokens).subspan(first, count), as_span(parents).subspan(first, count)});
     first += count;
   }

@@ -18,17 +18,18 @@ from tests.support.models import random_model
 
 ISAS = ("portable", "avx2", "avx512", "amx")
 
-SCALE_BYTES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
+SCALES: dict[str, dict[int, float]] = {
+    "Q4_0": {0: 1.0},
+    "Q4_1": {0: 1.0, 2: -7.5},
+    "Q5_0": {0: 1.0},
+    "Q5_1": {0: 1.0, 2: -15.5},
+    "Q8_0": {0: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
 }
-"""Where in a block its float16 numbers (scale, then minimum) start; every other byte may hold anything."""
+"""Where in a block its float16 numbers (scale, then minimum) start, and how large they are relative to the scale, so
+that random codes make weights around zero. Every other byte of a block may hold anything."""
 
 
 def available_isas() -> list[str]:
@@ -72,15 +73,13 @@ def _blocks(raw: RawTensor, kind: str, generator: np.random.Generator) -> Any:
         if scale is None:
             probe = dequantize(kind, data.reshape(-1), raw.shape, torch.float32)
             scale = float(np.std(raw.data.view(np.float32))) / float(probe.std())
-        for start in SCALE_BYTES[kind]:
-            # The sign decides on the mean: minima are subtracted in K blocks, added in the others.
-            sign = -1.0 if start == 2 and not kind.endswith("K") else 1.0
-            halves = (sign * scale * generator.uniform(0.5, 1.5, count)).astype(np.float16)
+        for start, factor in SCALES[kind].items():
+            halves = (factor * scale * generator.uniform(0.75, 1.25, count)).astype(np.float16)
             data[:, start : start + 2] = halves.view(np.uint8).reshape(count, 2)
     return data.reshape(-1)
 
 
-FORMATS = ("bf16", "int8", "int4", *SCALE_BYTES)
+FORMATS = ("bf16", "int8", "int4", *SCALES)
 """Weight formats: floats as they are, quantised at load, and the kinds of GGUF blocks."""
 
 _WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}

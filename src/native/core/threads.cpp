@@ -63,7 +63,8 @@ void ThreadPool::work(int thread) {
     // Whichever section is open will do, be it a later one than the call that woke this thread.
     std::uint32_t gate = gate_.load(std::memory_order_acquire);
     bool entered = false;
-    while (!(gate & kClosed) && !entered) entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel);
+    while (!(gate & kClosed) && !entered)
+      entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel);
     if (!entered) continue;
     drain(*section_, thread);
     if (gate_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) gate_.notify_one();

@@ -2,7 +2,9 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <utility>
 
+#include "gemm/bf16_tiles.h"
 #include "gemm/half.h"
 #include "gemm/kernels.h"
 #include "gemm/variants.h"
@@ -24,16 +26,14 @@ inline void prefetch_ahead(const Byte* p) {
 }
 
 inline __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-inline void store(void* p, __m256i v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
-
-// One group of 32 k of a unit, decoded into the first-level cache: codes in their order, [half][quad][64 bytes].
-struct alignas(64) Group {
-  Byte code[2][8][64];
-  float scale[2][kUnit];  // [part of the group]
-  float min[kUnit];
+// One group of 32 k of eight columns, in registers. codes, scales: where the octet's own begin.
+struct Octet {
+  __m256i code[8];  // [quad]
+  __m256 scale[2];  // [part of the group]
+  __m256 min;
 };
 
-// Bits `place`, place + 1, … of each byte moved to bit 4.
+// Bits `Place`, Place + 1, … of each byte moved to bit 4.
 template <int Place>
 inline __m256i to_bit_4(__m256i v) {
   if constexpr (Place < 4) {
@@ -44,42 +44,22 @@ inline __m256i to_bit_4(__m256i v) {
 }
 
 template <typename V, int Quad>
-inline void decode_quad(const Byte* codes, int half, Group& group) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  for (int i = 0; i < 64; i += 32) {
-    __m256i code = load(codes + (4 * half + Quad / 2) * 64 + i);
-    code = _mm256_and_si256(Quad % 2 == 0 ? code : _mm256_srli_epi16(code, 4), mask);
-    if constexpr (V::format == WeightFormat::int5) {
-      const __m256i high = to_bit_4<Quad>(load(codes + 512 + half * 64 + i));
-      code = _mm256_or_si256(code, _mm256_and_si256(high, _mm256_set1_epi8(16)));
-    }
-    if constexpr (V::format == WeightFormat::int6) {
-      const __m256i high = to_bit_4<2 * (Quad % 4)>(load(codes + 512 + (2 * half + Quad / 4) * 64 + i));
-      code = _mm256_or_si256(code, _mm256_and_si256(high, _mm256_set1_epi8(48)));
-    }
-    store(group.code[half][Quad] + i, code);
+inline __m256i decode_quad(const Byte* codes, int half) {
+  if constexpr (V::format == WeightFormat::int8) {
+    // Signed: maddubs would saturate on 8-bit codes, so these are multiplied by sign and magnitude.
+    return _mm256_xor_si256(load(codes + (8 * half + Quad) * 64), _mm256_set1_epi8(-128));
   }
-}
-
-template <typename V>
-inline void decode_codes(const Byte* codes, Group& group) {
-  for (int half = 0; half < 2; ++half) {
-    if constexpr (V::format == WeightFormat::int8) {
-      // Signed: maddubs would saturate on 8-bit codes, so these are multiplied by sign and magnitude.
-      for (int i = 0; i < 512; i += 32) {
-        store(&group.code[half][0][0] + i, _mm256_xor_si256(load(codes + half * 512 + i), _mm256_set1_epi8(-128)));
-      }
-    } else {
-      decode_quad<V, 0>(codes, half, group);
-      decode_quad<V, 1>(codes, half, group);
-      decode_quad<V, 2>(codes, half, group);
-      decode_quad<V, 3>(codes, half, group);
-      decode_quad<V, 4>(codes, half, group);
-      decode_quad<V, 5>(codes, half, group);
-      decode_quad<V, 6>(codes, half, group);
-      decode_quad<V, 7>(codes, half, group);
-    }
+  __m256i code = load(codes + (4 * half + Quad / 2) * 64);
+  code = _mm256_and_si256(Quad % 2 == 0 ? code : _mm256_srli_epi16(code, 4), _mm256_set1_epi8(15));
+  if constexpr (V::format == WeightFormat::int5) {
+    const __m256i high = to_bit_4<Quad>(load(codes + 512 + half * 64));
+    code = _mm256_or_si256(code, _mm256_and_si256(high, _mm256_set1_epi8(16)));
   }
+  if constexpr (V::format == WeightFormat::int6) {
+    const __m256i high = to_bit_4<2 * (Quad % 4)>(load(codes + 512 + (2 * half + Quad / 4) * 64));
+    code = _mm256_or_si256(code, _mm256_and_si256(high, _mm256_set1_epi8(48)));
+  }
+  return code;
 }
 
 inline __m256 load_halves(const Byte* p) {
@@ -92,28 +72,36 @@ inline __m256 load_i8(const Byte* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
+// The octet of columns c … c + 7.
 template <typename V>
-inline void decode_scales(const Byte* header, const Byte* scales, Group& group) {
-  for (int c = 0; c < kUnit; c += 8) {
-    __m256 scale, min = _mm256_setzero_ps();
-    if constexpr (V::scales == ScaleKind::f16) {
-      scale = load_halves(scales + 2 * c);
-      if constexpr (V::has_min) min = load_halves(scales + 2 * (kUnit + c));
-    } else if constexpr (V::scales == ScaleKind::f32) {
-      scale = _mm256_load_ps(reinterpret_cast<const float*>(scales + 4 * c));
-      if constexpr (V::has_min) min = _mm256_load_ps(reinterpret_cast<const float*>(scales + 4 * (kUnit + c)));
-    } else if constexpr (V::has_min) {
-      const __m256 negative_dmin = _mm256_xor_ps(load_halves(header + 2 * (kUnit + c)), _mm256_set1_ps(-0.0f));
-      scale = _mm256_mul_ps(load_halves(header + 2 * c), load_u8(scales + c));
-      min = _mm256_mul_ps(negative_dmin, load_u8(scales + kUnit + c));
-    } else {
-      const __m256 d = load_halves(header + 2 * c);
-      scale = _mm256_mul_ps(d, load_i8(scales + c));
-      _mm256_store_ps(group.scale[1] + c, _mm256_mul_ps(d, load_i8(scales + kUnit + c)));
-    }
-    _mm256_store_ps(group.scale[0] + c, scale);
-    if constexpr (V::has_min) _mm256_store_ps(group.min + c, min);
+inline Octet decode_octet(const Byte* header, const Byte* scales, int c) {
+  Octet octet;
+  if constexpr (V::scales == ScaleKind::f16) {
+    octet.scale[0] = load_halves(scales + 2 * c);
+    if constexpr (V::has_min) octet.min = load_halves(scales + 2 * (kUnit + c));
+  } else if constexpr (V::scales == ScaleKind::f32) {
+    octet.scale[0] = _mm256_load_ps(reinterpret_cast<const float*>(scales + 4 * c));
+    if constexpr (V::has_min) octet.min = _mm256_load_ps(reinterpret_cast<const float*>(scales + 4 * (kUnit + c)));
+  } else if constexpr (V::has_min) {
+    const __m256 negative_dmin = _mm256_xor_ps(load_halves(header + 2 * (kUnit + c)), _mm256_set1_ps(-0.0f));
+    octet.scale[0] = _mm256_mul_ps(load_halves(header + 2 * c), load_u8(scales + c));
+    octet.min = _mm256_mul_ps(negative_dmin, load_u8(scales + kUnit + c));
+  } else {
+    const __m256 d = load_halves(header + 2 * c);
+    octet.scale[0] = _mm256_mul_ps(d, load_i8(scales + c));
+    octet.scale[1] = _mm256_mul_ps(d, load_i8(scales + kUnit + c));
   }
+  const Byte* codes = scales + V::shape.scale_bytes + (c % 16) * 4;
+  [&]<int... Quads>(std::integer_sequence<int, Quads...>) {
+    ((octet.code[Quads] = decode_quad<V, Quads>(codes, c / 16)), ...);
+  }(std::make_integer_sequence<int, 8>{});
+  return octet;
+}
+
+inline __m256i broadcast_quad(const std::int8_t* q, int quad) {
+  std::int32_t word;
+  std::memcpy(&word, q + 4 * quad, 4);
+  return _mm256_set1_epi32(word);
 }
 
 // How many products of pairs of codes and activations (at most 127 each) fit in 16 signed bits.
@@ -139,51 +127,41 @@ inline __m256i pair_products(__m256i code, __m256i values) {
   }
 }
 
-// Eight columns' exact dot products over quads First … Last - 1. code: the first quad's 32 bytes.
+// The octet's exact dot products over quads First … Last - 1, and start.
 template <typename V, int First, int Last>
-inline __m256i dot_product(const Byte* code, const __m256i* values, __m256i start) {
+inline __m256i dot_product(const Octet& octet, const std::int8_t* q, __m256i start) {
   constexpr int step = pairs_in_16_bits(V::format) < Last - First ? pairs_in_16_bits(V::format) : Last - First;
 #pragma GCC unroll 8
   for (int quad = First; quad < Last; quad += step) {
-    __m256i pairs = pair_products<V>(load(code + quad * 64), values[quad]);
+    __m256i pairs = pair_products<V>(octet.code[quad], broadcast_quad(q, quad));
 #pragma GCC unroll 8
     for (int i = 1; i < step; ++i) {
-      pairs = _mm256_add_epi16(pairs, pair_products<V>(load(code + (quad + i) * 64), values[quad + i]));
+      pairs = _mm256_add_epi16(pairs, pair_products<V>(octet.code[quad + i], broadcast_quad(q, quad + i)));
     }
     start = _mm256_add_epi32(start, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
   return start;
 }
 
+// Adds a group's products to the octet's eight sums of one row.
 template <typename V>
-inline void accumulate_group(const Group& group, const std::int8_t* q, const ActivationGroup& x, float* sums) {
+inline void accumulate_octet(const Octet& octet, const std::int8_t* q, const ActivationGroup& x, float* sums) {
   // int8 codes were made signed; the others still carry their offset.
   constexpr int zero = V::format == WeightFormat::int8 ? 0 : V::zero;
-  constexpr int parts = scales_per_group(V::format);
-  __m256i values[8];
-#pragma GCC unroll 8
-  for (int quad = 0; quad < 8; ++quad) {
-    std::int32_t word;
-    std::memcpy(&word, q + 4 * quad, 4);
-    values[quad] = _mm256_set1_epi32(word);
+  __m256 value;
+  if constexpr (scales_per_group(V::format) == 1) {
+    const __m256i dot = dot_product<V, 0, 8>(octet, q, _mm256_set1_epi32(zero * x.negative_sum));
+    value = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), octet.scale[0]);
+  } else {
+    const std::int32_t low = zero * x.negative_low, high = zero * x.negative_sum - low;
+    const __m256i first = dot_product<V, 0, 4>(octet, q, _mm256_set1_epi32(low));
+    const __m256i second = dot_product<V, 4, 8>(octet, q, _mm256_set1_epi32(high));
+    value = _mm256_mul_ps(_mm256_cvtepi32_ps(first), octet.scale[0]);
+    value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(second), octet.scale[1], value);
   }
-  const std::int32_t low = zero * x.negative_low, whole = zero * x.negative_sum;
-  for (int c = 0; c < kUnit; c += 8) {
-    const Byte* code = group.code[c / 16][0] + (c % 16) * 4;
-    __m256 value;
-    if constexpr (parts == 1) {
-      const __m256i dot = dot_product<V, 0, 8>(code, values, _mm256_set1_epi32(whole));
-      value = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_load_ps(group.scale[0] + c));
-    } else {
-      const __m256i first = dot_product<V, 0, 4>(code, values, _mm256_set1_epi32(low));
-      const __m256i second = dot_product<V, 4, 8>(code, values, _mm256_set1_epi32(whole - low));
-      value = _mm256_mul_ps(_mm256_cvtepi32_ps(first), _mm256_load_ps(group.scale[0] + c));
-      value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(second), _mm256_load_ps(group.scale[1] + c), value);
-    }
-    __m256 sum = _mm256_fmadd_ps(value, _mm256_set1_ps(x.scale), _mm256_load_ps(sums + c));
-    if constexpr (V::has_min) sum = _mm256_fmadd_ps(_mm256_load_ps(group.min + c), _mm256_set1_ps(x.sum), sum);
-    _mm256_store_ps(sums + c, sum);
-  }
+  __m256 sum = _mm256_fmadd_ps(value, _mm256_set1_ps(x.scale), _mm256_load_ps(sums));
+  if constexpr (V::has_min) sum = _mm256_fmadd_ps(octet.min, _mm256_set1_ps(x.sum), sum);
+  _mm256_store_ps(sums, sum);
 }
 
 template <typename V>
@@ -199,52 +177,42 @@ void multiply(const Byte* weights, std::int64_t units, std::int64_t k, const Row
       weights += V::shape.header_bytes;
       for (int g = 0; g < V::shape.groups; ++g, weights += V::shape.group_bytes) {
         prefetch_ahead<V::shape.group_bytes>(weights);
-        Group group;
-        decode_scales<V>(header, weights, group);
-        decode_codes<V>(weights + V::shape.scale_bytes, group);
-        for (int r = 0; r < rows.rows; ++r, q += kGroup, ++x) accumulate_group<V>(group, q, *x, sums[r]);
-      }
-    }
-    store_unit(sums, rows.rows, unit, out);
-  }
-}
-
-// Eight columns of one group; weights and activations are pairs of k.
-inline __m256 accumulate_bf16(const Byte* weights, const std::uint16_t* x, __m256 sum) {
-  const __m256i odd_mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  for (int pair = 0; pair < 16; ++pair) {
-    const __m256i both = load(weights + pair * 64);
-    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, odd_mask));
-    std::uint32_t values;
-    std::memcpy(&values, x + 2 * pair, 4);
-    sum = _mm256_fmadd_ps(even, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(values << 16))), sum);
-    sum = _mm256_fmadd_ps(odd, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(values & 0xffff0000u))), sum);
-  }
-  return sum;
-}
-
-void multiply_bf16(const Byte* weights, std::int64_t units, std::int64_t k, const RowBlock& rows, const Output& out) {
-  constexpr int group_bytes = 2 * kUnit * kGroup;
-  alignas(64) float sums[QuantizedRows::kBlock][kUnit];
-  for (std::int64_t unit = 0; unit < units; ++unit) {
-    clear(sums, rows.rows);
-    const std::uint16_t* x = rows.bf16;
-    for (std::int64_t g = 0; g < k / kGroup; ++g, weights += group_bytes) {
-      prefetch_ahead<group_bytes>(weights);
-      for (int r = 0; r < rows.rows; ++r, x += kGroup) {
         for (int c = 0; c < kUnit; c += 8) {
-          const Byte* columns = weights + c / 16 * 1024 + (c % 16) * 4;
-          _mm256_store_ps(sums[r] + c, accumulate_bf16(columns, x, _mm256_load_ps(sums[r] + c)));
+          const Octet octet = decode_octet<V>(header, weights, c);
+          for (int r = 0; r < rows.rows; ++r) accumulate_octet<V>(octet, q + r * kGroup, x[r], sums[r] + c);
         }
+        q += rows.rows * kGroup;
+        x += rows.rows;
       }
     }
     store_unit(sums, rows.rows, unit, out);
   }
 }
+
+// A register of pairs is split into even and odd k, whose products are exact.
+struct SplitPairs {
+  static constexpr int kColumns = 8, kRows = 4;
+  using Vector = __m256;
+  static Vector load(const float* p) { return _mm256_load_ps(p); }
+  static void store(float* p, Vector v) { _mm256_store_ps(p, v); }
+  static Vector even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+  static Vector odd(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+
+  struct Pairs {
+    explicit Pairs(const Byte* p) : weights(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))) {}
+    Vector operator()(std::int32_t word, Vector sum) const {
+      const __m256i values = _mm256_set1_epi32(word);
+      sum = _mm256_fmadd_ps(even(weights), even(values), sum);
+      return _mm256_fmadd_ps(odd(weights), odd(values), sum);
+    }
+    __m256i weights;
+  };
+};
 
 GemmKernel find(const PackedLayout& layout) {
-  GemmKernel kernel = multiply_bf16;
+  GemmKernel kernel = multiply_bf16<SplitPairs>;
   IntegerVariants::visit(layout, [&]<typename V>() { kernel = multiply<V>; });
   return kernel;
 }

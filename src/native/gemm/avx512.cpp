@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "gemm/bf16_avx512.h"
+#include "gemm/bf16_tiles.h"
 #include "gemm/decode_avx512.h"
 
 #if !defined(__AVX512VNNI__) || !defined(__AVX512BW__)
@@ -30,7 +30,7 @@ inline __m512i broadcast_quad(const std::int8_t* q, int quad) {
 
 template <typename V>
 inline void accumulate_group(const Group& group, const std::int8_t* q, const ActivationGroup& x, float* sums) {
-  constexpr int parts = scales_per_group(V::format);
+  constexpr int parts = scales_per_group(V::format), quads = 8 / parts;
   __m512i dot[2][parts];
 #pragma GCC unroll 2
   for (int part = 0; part < parts; ++part) {
@@ -42,7 +42,8 @@ inline void accumulate_group(const Group& group, const std::int8_t* q, const Act
     }
     dot[0][part] = dot[1][part] = start;
 #pragma GCC unroll 8
-    for (int quad = part * 8 / parts; quad < (part + 1) * 8 / parts; ++quad) {
+    for (int i = 0; i < quads; ++i) {
+      const int quad = part * quads + i;
       const __m512i values = broadcast_quad(q, quad);
       dot[0][part] = _mm512_dpbusd_epi32(dot[0][part], group.code[0][quad], values);
       dot[1][part] = _mm512_dpbusd_epi32(dot[1][part], group.code[1][quad], values);
@@ -75,21 +76,30 @@ void multiply(const Byte* weights, std::int64_t units, std::int64_t k, const Row
   }
 }
 
-// Without the bf16 instruction: a register of pairs is split into even and odd k, whose products are exact.
-struct SplitPair {
-  explicit SplitPair(__m512i pairs) : even(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))), odd(upper(pairs)) {}
-  static __m512 upper(__m512i pairs) {
+// bf16 without its instruction: a register of pairs is split into even and odd k, whose products are exact.
+struct SplitPairs {
+  static constexpr int kColumns = 16, kRows = 8;
+  using Vector = __m512;
+  static Vector load(const float* p) { return _mm512_load_ps(p); }
+  static void store(float* p, Vector v) { _mm512_store_ps(p, v); }
+  static Vector even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+  static Vector odd(__m512i pairs) {
     return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  __m512 operator()(__m512i values, __m512 sum) const {
-    sum = _mm512_fmadd_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), sum);
-    return _mm512_fmadd_ps(odd, upper(values), sum);
-  }
-  __m512 even, odd;
+
+  struct Pairs {
+    explicit Pairs(const Byte* p) : weights(_mm512_load_si512(p)) {}
+    Vector operator()(std::int32_t word, Vector sum) const {
+      const __m512i values = _mm512_set1_epi32(word);
+      sum = _mm512_fmadd_ps(even(weights), even(values), sum);
+      return _mm512_fmadd_ps(odd(weights), odd(values), sum);
+    }
+    __m512i weights;
+  };
 };
 
 GemmKernel find(const PackedLayout& layout) {
-  GemmKernel kernel = cpu_features().avx512_bf16 ? avx512_bf16_kernel() : multiply_bf16_units<SplitPair>;
+  GemmKernel kernel = cpu_features().avx512_bf16 ? avx512_bf16_kernel() : multiply_bf16<SplitPairs>;
   IntegerVariants::visit(layout, [&]<typename V>() { kernel = multiply<V>; });
   return kernel;
 }

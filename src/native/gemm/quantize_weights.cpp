@@ -11,72 +11,86 @@ namespace {
 
 float round_to_half(float value) { return half_to_float(float_to_half(value)); }
 
+// To the nearest whole number, ties to even, for magnitudes below 2^22; unlike std::nearbyint it is no call and can be
+// vectorised: float32 has no bits for a fraction at 2^23.
+float round_to_whole(float value) {
+  constexpr float magic = 0x1.8p23f;
+  return (value + magic) - magic;
+}
+
+float inverse_or_zero(float scale) { return scale > 0 ? 1.0f / scale : 0.0f; }
+
+// The sum of term(i) over a group, in eight lanes.
+template <typename Term>
+float sum_over_group(Term&& term) {
+  float lanes[8] = {};
+  for (int i = 0; i < kGroup; i += 8) {
+    for (int lane = 0; lane < 8; ++lane) lanes[lane] += term(i + lane);
+  }
+  return std::accumulate(std::begin(lanes), std::end(lanes), 0.0f);
+}
+
 // Symmetric: w = scale * q with q in -127 … 127.
 void quantize_int8(const float* w, ColumnRecord& out) {
   float largest = 0;
   for (int i = 0; i < kGroup; ++i) largest = std::max(largest, std::fabs(w[i]));
   out.scale = round_to_half(largest / 127.0f);
-  const float inverse = out.scale > 0 ? 1.0f / out.scale : 0.0f;
+  const float inverse = inverse_or_zero(out.scale);
   for (int i = 0; i < kGroup; ++i) {
-    const float q = std::clamp(std::nearbyint(w[i] * inverse), -127.0f, 127.0f);
+    const float q = std::clamp(round_to_whole(w[i] * inverse), -127.0f, 127.0f);
     out.codes[i] = static_cast<std::uint8_t>(static_cast<int>(q) + 128);
   }
 }
 
-// Writes the nearest codes for w = scale * q + min, q in 0 … 15, and returns the squared error.
-double assign_int4(const float* w, float scale, float min, ColumnRecord& out) {
-  out.scale = round_to_half(scale);
-  out.min = round_to_half(min);
-  const float inverse = out.scale > 0 ? 1.0f / out.scale : 0.0f;
-  double error = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const float q = std::clamp(std::nearbyint((w[i] - out.min) * inverse), 0.0f, 15.0f);
-    out.codes[i] = static_cast<std::uint8_t>(q);
-    const double difference = double{out.scale} * q + out.min - w[i];
-    error += difference * difference;
-  }
-  return error;
-}
-
-struct Line {
+// w = scale * q + min with q in 0 … 15; the scale and the minimum are halves.
+struct Int4Group {
   float scale, min;
+  float q[kGroup];
+  float error;  // squared
+
+  // The nearest q for a scale and a minimum.
+  void assign(const float* w, float wanted_scale, float wanted_min) {
+    scale = round_to_half(wanted_scale);
+    min = round_to_half(wanted_min);
+    const float inverse = inverse_or_zero(scale);
+    for (int i = 0; i < kGroup; ++i) q[i] = std::clamp(round_to_whole((w[i] - min) * inverse), 0.0f, 15.0f);
+    error = sum_over_group([&](int i) {
+      const float difference = scale * q[i] + min - w[i];
+      return difference * difference;
+    });
+  }
+
+  // Again, for the least-squares line through the points (q, w), unless they give none that rises.
+  void refit(const float* w) {
+    const float q1 = sum_over_group([&](int i) { return q[i]; });
+    const float q2 = sum_over_group([&](int i) { return q[i] * q[i]; });
+    const float w1 = sum_over_group([&](int i) { return w[i]; });
+    const float qw = sum_over_group([&](int i) { return q[i] * w[i]; });
+    const float slope = (kGroup * qw - q1 * w1) / (kGroup * q2 - q1 * q1);
+    if (slope > 0 && std::isfinite(slope)) assign(w, slope, (w1 - slope * q1) / kGroup);
+  }
 };
 
-// The least-squares line through (code, weight); the given one if all codes are equal.
-Line fit_line(const float* w, const ColumnRecord& record, Line otherwise) {
-  double q1 = 0, q2 = 0, w1 = 0, qw = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const double q = record.codes[i];
-    q1 += q;
-    q2 += q * q;
-    w1 += w[i];
-    qw += q * w[i];
-  }
-  const double determinant = kGroup * q2 - q1 * q1;
-  if (determinant <= 0) return otherwise;
-  const double scale = (kGroup * qw - q1 * w1) / determinant;
-  if (scale <= 0) return otherwise;
-  return {static_cast<float>(scale), static_cast<float>((w1 - scale * q1) / kGroup)};
-}
-
-// With a minimum. Clipping the extremes a little often pays: tries ranges from 0.75 to 1 of the full one, each
-// followed by a least-squares refit, and keeps the best.
+// Clipping the extremes a little often pays: tries ranges from 0.75 to 1 of the full one, each with a refit, and keeps
+// the best.
 void quantize_int4(const float* w, ColumnRecord& out) {
   const auto [low, high] = std::minmax_element(w, w + kGroup);
   const float range = *high - *low, middle = *low + range / 2;
-  double best = assign_int4(w, range / 15.0f, *low, out);
-  for (int step = 0; step <= 5 && best > 0; ++step) {
+  Int4Group best, candidate;
+  best.assign(w, range / 15.0f, *low);
+  for (int step = 0; step <= 5 && best.error > 0; ++step) {
     const float clipped = range * (1.0f - 0.05f * static_cast<float>(step));
-    ColumnRecord candidate;
-    Line line{clipped / 15.0f, middle - clipped / 2};
-    assign_int4(w, line.scale, line.min, candidate);
-    line = fit_line(w, candidate, line);
-    const double error = assign_int4(w, line.scale, line.min, candidate);
-    if (error < best) {
-      best = error;
-      out = candidate;
-    }
+    candidate.assign(w, clipped / 15.0f, middle - clipped / 2);
+    candidate.refit(w);
+    if (candidate.error < best.error) best = candidate;
   }
+  out.scale = best.scale;
+  out.min = best.min;
+  std::transform(best.q, best.q + kGroup, out.codes, [](float q) { return static_cast<std::uint8_t>(q); });
+}
+
+[[noreturn]] void throw_not_finite() {
+  throw std::invalid_argument("a weight is not finite: the matrix cannot be packed");
 }
 
 struct SquaredNorms {
@@ -122,6 +136,7 @@ QuantizedWeights quantize_weights(WeightFormat format, FloatType type, const voi
       float w[kGroup];
       convert_to_float(type, row_start(row) + static_cast<std::size_t>(group * kGroup) * element_bytes(type), kGroup,
                        w);
+      if (!std::all_of(w, w + kGroup, [](float v) { return std::isfinite(v); })) throw_not_finite();
       int8 ? quantize_int8(w, column) : quantize_int4(w, column);
     });
   });
@@ -137,7 +152,7 @@ QuantizedWeights quantize_weights(WeightFormat format, FloatType type, const voi
     total.error += norms.error;
     total.source += norms.source;
   }
-  if (!std::isfinite(total.source)) throw std::invalid_argument("a weight is not finite: the matrix cannot be packed");
+  if (!std::isfinite(total.source)) throw_not_finite();
   result.relative_error = total.source > 0 ? std::sqrt(total.error / total.source) : 0.0;
   return result;
 }

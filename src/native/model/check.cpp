@@ -51,8 +51,7 @@ void Model::check() const {
   expect_matrix(embedding, shape.vocab_size, shape.hidden_size, "embedding");
   expect_matrix(lm_head, shape.vocab_size, shape.hidden_size, "lm_head");
   expect_vector(final_norm, shape.hidden_size, "final_norm");
-  for (std::size_t i = 0; i < layers.size(); ++i)
-    check_layer(layers[i], shape, "layer " + std::to_string(i) + ": ");
+  for (std::size_t i = 0; i < layers.size(); ++i) check_layer(layers[i], shape, "layer " + std::to_string(i) + ": ");
 }
 
 }  // namespace outrider

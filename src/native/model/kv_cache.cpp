@@ -168,7 +168,8 @@ void KvCache::append_tail(int sequence, int row, std::vector<std::int32_t>& slot
   const Sequence& s = at(sequence);
   const std::size_t start = slots.size();
   const std::int32_t dense = s.dense[row];
-  for (std::int32_t ancestor = row; ancestor != kCommitted && s.depths[ancestor] >= dense; ancestor = s.parents[ancestor])
+  for (std::int32_t ancestor = row; ancestor != kCommitted && s.depths[ancestor] >= dense;
+       ancestor = s.parents[ancestor])
     slots.push_back(s.length + ancestor);
   std::reverse(slots.begin() + static_cast<std::ptrdiff_t>(start), slots.end());
 }

@@ -150,8 +150,7 @@ void Runner::Pass::add_and_norm(const std::vector<float>* bias, const std::vecto
     float* projected = scratch_.projected.data() + start;
     if (!bias->empty()) ops_.add(bias->data(), hidden_, projected);
     ops_.add(projected, hidden_, x);
-    if (norm != nullptr)
-      ops_.rms_norm(x, norm->data(), shape_.rms_norm_eps, hidden_, scratch_.normed.data() + start);
+    if (norm != nullptr) ops_.rms_norm(x, norm->data(), shape_.rms_norm_eps, hidden_, scratch_.normed.data() + start);
   });
 }
 

@@ -168,7 +168,8 @@ class Attention {
     }
   }
 
-  // Calls fn(count, i, pointers to queries i … i+count-1) for queries first … last-1, count being a compile-time number.
+  // Calls fn(count, i, pointers to queries i … i+count-1) for queries first … last-1, count being a compile-time
+  // number.
   template <typename F>
   void each_chunk(int first, int last, F&& fn) {
     for (int i = first; i < last; i += Vec::kQueries) {

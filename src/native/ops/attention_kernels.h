@@ -12,7 +12,8 @@
 
 namespace outrider::OUTRIDER_OPS {
 
-constexpr int kBlock = 64;  // positions that the running maximum is updated for at once; blocks start at multiples of it
+constexpr int kBlock =
+    64;  // positions that the running maximum is updated for at once; blocks start at multiples of it
 
 // Lanes ``offset`` … of the tile's positions in dimensions 2 * pair and 2 * pair + 1.
 inline void load_keys(const std::uint16_t* keys, int pair, int offset, Vec& even, Vec& odd) {
@@ -101,8 +102,7 @@ void accumulate_columns(const float* weights, const float* rescale, const T* con
   for (int position = first; position < last; ++position) {
     Vec value[NV];
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; j += 2)
-      load_values(values[position] + column + j * Vec::kLanes, value[j], value[j + 1]);
+    for (int j = 0; j < NV; j += 2) load_values(values[position] + column + j * Vec::kLanes, value[j], value[j + 1]);
 #pragma GCC unroll 8
     for (int i = 0; i < NQ; ++i) {
       const Vec a = Vec::set(weights[i * kBlock + position]);

@@ -42,7 +42,8 @@ void threads_are_told_apart(ThreadPool& pool) {
 
 void sections_follow_one_another(ThreadPool& pool) {
   std::atomic<int> sum{0};
-  for (int i = 0; i < 20000; ++i) pool.parallel_for(3, [&](std::int64_t) { sum.fetch_add(1, std::memory_order_relaxed); });
+  for (int i = 0; i < 20000; ++i)
+    pool.parallel_for(3, [&](std::int64_t) { sum.fetch_add(1, std::memory_order_relaxed); });
   CHECK(sum == 60000);
 }
 

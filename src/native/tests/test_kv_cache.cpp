@@ -1,0 +1,159 @@
+// Pages, pending rows and commits of the KV cache: what lies where, and what is refused.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "outrider/errors.h"
+#include "outrider/kv_cache.h"
+#include "tests/check.h"
+
+namespace outrider {
+namespace {
+
+using Ints = std::vector<std::int32_t>;
+
+const KvCacheShape kShape{2, 2, {KvType::bf16, 16}, 6, 16, 80};
+
+void append(KvCache& cache, int sequence, const Ints& parents) {
+  const NewRows rows{sequence, parents};
+  cache.append({&rows, 1});
+}
+
+Ints tail(const KvCache& cache, int sequence, int row) {
+  Ints slots;
+  cache.append_tail(sequence, row, slots);
+  return slots;
+}
+
+void chains_stay_dense() {
+  KvCache cache(kShape);
+  const int s = cache.open();
+  append(cache, s, {-1, 0, 1});
+  append(cache, s, {2});
+  const RowPlace place = cache.place(s, 3);
+  CHECK(place.position == 3 && place.slot == 3 && place.dense == 4);
+  CHECK(tail(cache, s, 3).empty());
+}
+
+void trees_have_tails() {
+  KvCache cache(kShape);
+  const int s = cache.open();
+  append(cache, s, {-1, 0});
+  cache.commit(s, Ints{0, 1}, ops_for(Isa::portable));
+  // Rows 0 and 1 are a chain; 2 hangs off 0, and 3 off 2; 4 is a second child of the prefix.
+  append(cache, s, {-1, 0, 0, 2, -1});
+  CHECK(cache.place(s, 1).dense == 4 && tail(cache, s, 1).empty());
+  const RowPlace place = cache.place(s, 3);
+  CHECK(place.position == 4 && place.slot == 5 && place.dense == 3);
+  CHECK((tail(cache, s, 3) == Ints{4, 5}));
+  CHECK(cache.place(s, 4).dense == 2 && (tail(cache, s, 4) == Ints{6}));
+}
+
+template <typename Error, typename F>
+void refuses(KvCache& cache, F&& fn) {
+  const auto before = cache.free_pages();
+  CHECK(test::throws<Error>(fn));
+  CHECK(cache.free_pages() == before);
+  cache.check_integrity();
+}
+
+void refusals_change_nothing() {
+  KvCache cache(kShape);
+  const int s = cache.open(), t = cache.open();
+  append(cache, s, Ints(70, -1));
+  refuses<KvCacheFull>(cache, [&] {
+    const Ints one{-1}, many(20, -1);
+    const NewRows rows[] = {{s, one}, {t, many}};
+    cache.append(rows);
+  });
+  CHECK(cache.pending(s) == 70 && cache.pending(t) == 0);
+  refuses<std::invalid_argument>(cache, [&] { append(cache, t, {0}); });
+  refuses<std::invalid_argument>(cache, [&] { append(cache, t, {-2}); });
+  refuses<std::invalid_argument>(cache, [&] { append(cache, 99, {-1}); });
+  refuses<std::invalid_argument>(cache, [&] {
+    const Ints one{-1};
+    const NewRows rows[] = {{t, one}, {t, one}};
+    cache.append(rows);
+  });
+  refuses<std::invalid_argument>(cache, [&] { cache.commit(s, Ints{70}, ops_for(Isa::portable)); });
+  refuses<std::invalid_argument>(cache, [&] { cache.commit(s, Ints{0, 1}, ops_for(Isa::portable)); });
+  refuses<std::invalid_argument>(cache, [&] { cache.truncate(s, 1); });
+  cache.close(s);
+  Ints chain(81);
+  for (int i = 0; i < 81; ++i) chain[static_cast<std::size_t>(i)] = i - 1;
+  refuses<ContextTooLong>(cache, [&] { append(cache, t, chain); });
+  CHECK(test::throws<std::invalid_argument>([] { KvCache({1, 1, {KvType::bf16, 16}, 4, 20, 64}); }));
+}
+
+void write(KvCache& cache, int sequence, int slot, float value) {
+  const std::vector<float> key(16, value), row(16, -value);
+  const std::int32_t tile = cache.tiles(sequence)[static_cast<std::size_t>(slot / kTile)];
+  for (int layer = 0; layer < 2; ++layer)
+    for (int head = 0; head < 2; ++head)
+      ops_for(Isa::portable)
+          .store_kv(key.data(), row.data(), cache.shape().head, cache.tile(layer, head, tile), slot % kTile);
+}
+
+bool holds(KvCache& cache, int sequence, int slot, float value) {
+  bool all = true;
+  for (int layer = 0; layer < 2; ++layer)
+    for (int head = 0; head < 2; ++head) {
+      std::vector<float> key(16), row(16);
+      cache.read(sequence, layer, head, slot, key.data(), row.data());
+      all = all && key == std::vector<float>(16, value) && row == std::vector<float>(16, -value);
+    }
+  return all;
+}
+
+// Random rounds over two sequences: after every commit the prefix holds the committed path and nothing else.
+void random_rounds() {
+  std::mt19937 random(7);
+  const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
+  KvCache cache(kShape);
+  const int sequences[] = {cache.open(), cache.open()};
+  std::vector<float> text[2];
+  float next = 1;
+  for (int round = 0; round < 400; ++round) {
+    const int i = pick(2), s = sequences[i];
+    const int rows = 1 + pick(20);
+    Ints parents;
+    for (int row = 0; row < rows; ++row) parents.push_back(pick(row + 1) - 1);
+    try {
+      append(cache, s, parents);
+    } catch (const KvCacheFull&) {
+      text[i].resize(text[i].size() / 2);
+      cache.truncate(s, static_cast<int>(text[i].size()));
+      continue;
+    }
+    std::vector<float> values;
+    for (int row = 0; row < rows; ++row) {
+      values.push_back(static_cast<float>(static_cast<int>(next++) % 200));
+      write(cache, s, cache.place(s, row).slot, values.back());
+    }
+    Ints path;
+    for (int row = pick(rows); row != kCommitted; row = parents[static_cast<std::size_t>(row)]) path.push_back(row);
+    if (pick(5) == 0) path.clear();
+    std::reverse(path.begin(), path.end());
+    for (int row : path) text[i].push_back(values[static_cast<std::size_t>(row)]);
+    cache.commit(s, path, ops_for(Isa::portable));
+    cache.check_integrity();
+    for (int j = 0; j < 2; ++j) {
+      CHECK(cache.length(sequences[j]) == static_cast<int>(text[j].size()));
+      for (std::size_t p = 0; p < text[j].size(); ++p)
+        CHECK(holds(cache, sequences[j], static_cast<int>(p), text[j][p]));
+    }
+  }
+  for (int s : sequences) cache.close(s);
+  CHECK(cache.free_pages() == kShape.pages);
+}
+
+}  // namespace
+}  // namespace outrider
+
+int main() {
+  outrider::chains_stay_dense();
+  outrider::trees_have_tails();
+  outrider::refusals_change_nothing();
+  outrider::random_rounds();
+  return outrider::test::report();
+}

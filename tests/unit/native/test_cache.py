@@ -1,0 +1,130 @@
+"""Packed weights on disk: taken when they fit, rebuilt when anything is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.models.loader import Model, load_model
+from tests.support.models import random_model, write_gguf, write_hf_folder
+from tests.support.native import available_isas
+
+if not available_isas():
+    pytest.skip("the native extension is not built", allow_module_level=True)
+
+from outrider import _native
+from outrider.executors.native import cache
+from outrider.executors.native.packing import PackedWeights
+
+POOL = _native.ThreadPool(2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "packed"
+
+
+@pytest.fixture
+def model(tmp_path: Path, folder: Path) -> Model:
+    return load_model(str(write_gguf(random_model("llama", num_layers=2), tmp_path / "model.gguf", "Q8_0")))
+
+
+@pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gains an entry whenever weights are packed."""
+    calls: list[str] = []
+    real = cache.pack_weights
+
+    def counted(*args: object) -> PackedWeights:
+        calls.append("packed")
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cache, "pack_weights", counted)
+    return calls
+
+
+def load(model: Model, quantization: str | None = None) -> PackedWeights:
+    return cache.load_or_pack(model, quantization, POOL)
+
+
+def assert_equal(a: PackedWeights, b: PackedWeights) -> None:
+    assert [(p.name, p.offset, p.layout.format, p.error) for p in a.places] == [
+        (p.name, p.offset, p.layout.format, p.error) for p in b.places
+    ]
+    assert np.array_equal(a.arena.data, b.arena.data)
+
+
+def test_packed_once(model: Model, folder: Path, packings: list[str]) -> None:
+    assert_equal(load(model), load(model))
+    assert packings == ["packed"]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_each_quantization_has_a_file(tmp_path: Path, folder: Path, packings: list[str]) -> None:
+    model = load_model(str(write_hf_folder(random_model("llama", num_layers=2), tmp_path / "hf")))
+    for quantization in (None, "int8", "int4"):
+        assert_equal(load(model, quantization), load(model, quantization))
+    assert len(packings) == len(list(folder.iterdir())) == 3
+
+
+def test_a_changed_source_is_packed_again(model: Model, folder: Path, packings: list[str]) -> None:
+    load(model)
+    assert model.source is not None
+    os.utime(model.source, ns=(1, 1))
+    load(model)
+    load(model)
+    assert len(packings) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def flip(data: bytearray) -> None:
+    data[-5000] ^= 1
+
+
+def flip_header(data: bytearray) -> None:
+    data[data.index(b"places") + 1] ^= 1
+
+
+def truncate(data: bytearray) -> None:
+    del data[-4096:]
+
+
+def empty(data: bytearray) -> None:
+    data.clear()
+
+
+@pytest.mark.parametrize("damage", [flip, flip_header, truncate, empty])
+def test_a_damaged_file_is_replaced(
+    model: Model, folder: Path, packings: list[str], damage: Callable[[bytearray], None]
+) -> None:
+    first = load(model)
+    (path,) = folder.iterdir()
+    data = bytearray(path.read_bytes())
+    damage(data)
+    path.write_bytes(data)
+    assert_equal(load(model), first)
+    assert_equal(load(model), first)
+    assert len(packings) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    model: Model, folder: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", refuse)
+    with pytest.warns(UserWarning, match="No space left"):
+        load(model)
+    assert list(folder.iterdir()) == []
+
+
+def test_models_in_memory_and_those_told_not_to_are_not_kept(model: Model, folder: Path) -> None:
+    load(random_model("llama", num_layers=2))
+    cache.load_or_pack(model, None, POOL, use_cache=False)
+    assert not folder.exists()

@@ -1,0 +1,197 @@
+"""The native executor's contract: bookkeeping, refusals, logits and hidden states asked for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.errors import ConfigError, ContextLengthError, KVCacheFullError, UnknownNameError, UsageError
+from outrider.executors.base import COMMITTED, Segment
+from tests.support.models import random_model
+from tests.support.native import available_isas
+
+if not available_isas():
+    pytest.skip("the native extension is not built", allow_module_level=True)
+
+from outrider.executors.native.executor import NativeExecutor
+
+
+def build(**options: Any) -> NativeExecutor:
+    return NativeExecutor(random_model("llama", num_layers=2), **({"kv_tokens": 256} | options))
+
+
+@pytest.fixture
+def executor() -> NativeExecutor:
+    return build()
+
+
+def test_sizes(executor: NativeExecutor) -> None:
+    assert (executor.page_size, executor.total_tokens, executor.free_tokens) == (16, 256, 256)
+    assert executor.max_context == 256
+    assert build(kv_tokens=100, max_context=40).max_context == 40
+    assert build(kv_tokens=100, page_size=32).total_tokens == 128
+    assert executor.weight_bytes > 0
+    assert executor.quantization_error == 0
+    assert (
+        0 < build(quantization="int8").quantization_error < 0.01 < build(quantization="int4").quantization_error < 0.2
+    )
+
+
+def test_prefix_and_pending_rows(executor: NativeExecutor) -> None:
+    seq = executor.open()
+    executor.forward([Segment.chain(seq, range(20))])
+    assert (executor.length(seq), executor.pending(seq), executor.free_tokens) == (0, 20, 224)
+    executor.commit(seq, range(18))
+    assert (executor.length(seq), executor.pending(seq)) == (18, 0)
+    executor.forward([Segment(seq, [1, 2, 3], [COMMITTED, 0, 0])])
+    executor.forward([Segment(seq, [4], [2])])
+    executor.commit(seq, [0, 2, 3])
+    assert executor.length(seq) == 21
+    executor.truncate(seq, 3)
+    assert (executor.length(seq), executor.free_tokens) == (3, 240)
+    executor.check_integrity()
+    executor.close(seq)
+    assert executor.free_tokens == 256
+    with pytest.raises(UsageError, match="not open"):
+        executor.length(seq)
+
+
+def test_logits_of_the_rows_asked_for(executor: NativeExecutor) -> None:
+    first, second = executor.open(), executor.open()
+    every = executor.forward([Segment.chain(first, [1, 2, 3, 4]), Segment.chain(second, [5, 6])]).logits.clone()
+    executor.commit(first, ())
+    executor.commit(second, ())
+    some = executor.forward([Segment.chain(first, [1, 2, 3, 4], [1, 3]), Segment.chain(second, [5, 6], [0])]).logits
+    assert every.shape == (6, 128)
+    assert torch.equal(some, every[[1, 3, 4]])
+    executor.commit(first, ())
+    executor.commit(second, ())
+    none = executor.forward([Segment.chain(first, [1, 2], []), Segment.chain(second, [5], [])])
+    assert none.logits.shape == (0, 128)
+
+
+def test_hidden_states_feed_one_another(executor: NativeExecutor) -> None:
+    seq = executor.open()
+    output = executor.forward([Segment.chain(seq, [1, 2, 3])], hidden_layers=[0, 2])
+    assert set(output.hidden) == {0, 2}
+    weights = random_model("llama", num_layers=2).weights
+    table = weights.tensor("model.embed_tokens.weight", torch.bfloat16).float()
+    assert torch.equal(output.hidden[0], table[[1, 2, 3]])
+    last = output.hidden[2]
+    norm = weights.tensor("model.norm.weight", torch.float32)
+    head = weights.tensor("lm_head.weight", torch.bfloat16).float()
+    logits = torch.nn.functional.rms_norm(last, last.shape[-1:], norm, 1e-5).bfloat16().float() @ head.T
+    assert torch.allclose(output.logits, logits, atol=1e-5)
+
+
+def test_logits_live_on_while_somebody_holds_them(executor: NativeExecutor) -> None:
+    seq = executor.open()
+    kept, copies = [], []
+    for token in range(12):
+        row = executor.forward([Segment.chain(seq, [token])]).logits[0]
+        executor.commit(seq, [0])
+        kept.append(row)
+        copies.append(row.clone())
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_memory_of_logits_is_used_again(executor: NativeExecutor) -> None:
+    seq = executor.open()
+    places = set()
+    for _ in range(10):
+        places.add(executor.forward([Segment.chain(seq, [1, 2])]).logits.data_ptr())
+        executor.commit(seq, ())
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("segments", "error", "message"),
+    [
+        ([], UsageError, "at least one segment"),
+        ([Segment(0, [], [])], UsageError, "at least one row"),
+        ([Segment(0, [128], [-1])], UsageError, "outside the vocabulary"),
+        ([Segment(0, [-1], [-1])], UsageError, "outside the vocabulary"),
+        ([Segment(0, [1, 2], [-1])], UsageError, "a token and a parent"),
+        ([Segment(0, [1], [0])], UsageError, "parents come before"),
+        ([Segment(0, [1], [-1], [1])], UsageError, "must be below 1"),
+        ([Segment(0, [1, 2], [-1, 0], [1, 0])], UsageError, "ascending"),
+        ([Segment(0, [1], [-1]), Segment(0, [1], [-1])], UsageError, "named twice"),
+        ([Segment(7, [1], [-1])], UsageError, "not open"),
+        ([Segment.chain(0, [1] * 101)], ContextLengthError, "context of 100"),
+        ([Segment(0, [1] * 300, [-1] * 300)], KVCacheFullError, "free pages"),
+    ],
+)
+def test_refusals_change_nothing(segments: list[Segment], error: type[Exception], message: str) -> None:
+    executor = build(max_context=100)
+    seq = executor.open()
+    assert seq == 0
+    with pytest.raises(error, match=message):
+        executor.forward(segments)
+    assert (executor.length(seq), executor.pending(seq), executor.free_tokens) == (0, 0, 256)
+    executor.check_integrity()
+
+
+def test_a_hidden_layer_that_does_not_exist_is_refused(executor: NativeExecutor) -> None:
+    seq = executor.open()
+    with pytest.raises(UsageError, match="no hidden states after 3 layers"):
+        executor.forward([Segment.chain(seq, [1])], hidden_layers=[3])
+    assert executor.pending(seq) == 0
+
+
+@pytest.mark.parametrize("rows", [[1], [0, 2], [3], [0, 0]])
+def test_what_is_committed_is_a_path(executor: NativeExecutor, rows: list[int]) -> None:
+    seq = executor.open()
+    executor.forward([Segment(seq, [1, 2, 3], [COMMITTED, 0, 1])])
+    with pytest.raises(UsageError):
+        executor.commit(seq, rows)
+    assert executor.pending(seq) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"device": "cuda"}, ConfigError),
+        ({"dtype": "float32"}, ConfigError),
+        ({"kv_dtype": "int8"}, UnknownNameError),
+        ({"quantization": "int3"}, UnknownNameError),
+        ({"kv_tokens": 0}, ConfigError),
+        ({"threads": 0}, ConfigError),
+        ({"max_context": 1000}, ConfigError),
+        ({"page_size": 24}, UsageError),
+        ({"isa": "sse9"}, UsageError),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        build(**options)
+
+
+def test_random_rounds_keep_the_books() -> None:
+    choose = random.Random(5)
+    executor = build(kv_tokens=320)
+    lengths = {executor.open(): 0 for _ in range(3)}
+    for _ in range(60):
+        segments = []
+        for seq in choose.sample(sorted(lengths), choose.randint(1, 3)):
+            rows = choose.randint(1, 24)
+            parents = [choose.randint(-1, row - 1) for row in range(rows)]
+            segments.append(Segment(seq, choose.choices(range(128), k=rows), parents, [0]))
+        try:
+            executor.forward(segments)
+        except KVCacheFullError:
+            seq = max(lengths, key=lambda s: lengths[s])
+            lengths[seq] //= 2
+            executor.truncate(seq, lengths[seq])
+            continue
+        for segment in segments:
+            path, row = [], choose.randrange(len(segment.tokens))
+            while row != COMMITTED:
+                path.append(row)
+                row = segment.parents[row]
+            executor.commit(segment.seq, path[::-1])
+            lengths[segment.seq] += len(path)
+        executor.check_integrity()
+        assert {seq: executor.length(seq) for seq in lengths} == lengths
