@@ -19,8 +19,9 @@ from outrider.core.noise import GUMBEL_MAX, Stream, gumbel
 if TYPE_CHECKING:
     import torch
 
-_FIRST_CUT = 6.0
-"""Nats below the most likely token that are looked at first; usually all that matters, at a few hundred tokens."""
+_FIRST_CUTS = (6.0, 12.0, math.inf)
+"""Nats below the most likely token that are looked at first, up to the one that holds enough tokens: usually a few
+hundred, from which it then follows how far down the others can still win."""
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -57,13 +58,18 @@ def _top_k(row: npt.NDArray[np.float32], k: int, seed: int, position: int, strea
         raise NonFiniteLogitsError("cannot draw from log-probabilities that hold NaN or +inf")
     if top == -math.inf or k < 1:
         return []
-    ids, scores = _scored(row, top - _FIRST_CUT, seed, position, stream)
+    for nats in _FIRST_CUTS:
+        first = top - nats
+        ids, scores = _scored(row, first, seed, position, stream)
+        if len(ids) >= k:
+            break
     cut = _cut_off(scores, k)
-    if cut < top - _FIRST_CUT:
+    if cut < first:
         ids, scores = _scored(row, cut, seed, position, stream)
     if k == 1:
         return [int(ids[scores.argmax()])]
-    order = np.lexsort((ids, -scores))[:k]
+    best = np.flatnonzero(scores >= _kth_best(scores, k))
+    order = best[np.lexsort((ids[best], -scores[best]))][:k]
     return [int(token) for token in ids[order]]
 
 
@@ -75,11 +81,14 @@ def _scored(
     return ids, row[ids].astype(np.float64) + gumbel(seed, position, ids, stream)
 
 
-def _cut_off(scores: npt.NDArray[np.float64], k: int) -> float:
-    """A log p below which no token can be among the k best, given the scores of some."""
+def _kth_best(scores: npt.NDArray[np.float64], k: int) -> float:
     if len(scores) < k:
         return -math.inf
-    kth = float(scores.max() if k == 1 else np.partition(scores, len(scores) - k)[len(scores) - k])
-    cut = kth - GUMBEL_MAX
+    return float(scores.max() if k == 1 else np.partition(scores, len(scores) - k)[len(scores) - k])
+
+
+def _cut_off(scores: npt.NDArray[np.float64], k: int) -> float:
+    """A log p below which no token can be among the k best, given the scores of some."""
+    cut = _kth_best(scores, k) - GUMBEL_MAX
     # The margin exceeds the rounding of the comparison in float32, so that even a tie is never pruned.
     return cut - 1e-3 - 1e-6 * abs(cut)

@@ -22,8 +22,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 
-_ONE, _STEP, _FACTOR_1, _FACTOR_2 = (np.uint64(value) for value in (1, _GOLDEN, _MIX_1, _MIX_2))
-_SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED = (np.uint64(bits) for bits in (30, 27, 31, 40))
+_ONE, _STEP, _LAST_SHIFT, _DROPPED = (np.uint64(value) for value in (1, _GOLDEN, 31, 40))
+_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
 _UNIT = 2.0**-24
 GUMBEL_MAX = float(-np.log(-np.log(1 - _UNIT)))
@@ -67,19 +67,17 @@ def uniform(seed: int, position: int, index: npt.ArrayLike, stream: int = Stream
     ids, or whatever is being numbered). Returns float64 of that shape.
     """
     z = np.atleast_1d(np.asarray(index)).astype(np.uint64)
+    scratch = np.empty_like(z)
     z += _ONE
     z *= _STEP
     z += np.uint64(_key(seed, position, stream))
-    z ^= z >> _SHIFT_1
-    z *= _FACTOR_1
-    z ^= z >> _SHIFT_2
-    z *= _FACTOR_2
-    z ^= z >> _SHIFT_3
+    for shift, factor in _ROUNDS:
+        z ^= np.right_shift(z, shift, out=scratch)
+        z *= factor
+    z ^= np.right_shift(z, _LAST_SHIFT, out=scratch)
     z >>= _DROPPED
     z |= _ONE
-    result = z.astype(np.float64)
-    result *= _UNIT
-    return result.reshape(np.shape(index))
+    return np.multiply(z, _UNIT, out=scratch.view(np.float64)).reshape(np.shape(index))
 
 
 def uniform_one(seed: int, position: int, index: int, stream: int = Stream.TARGET) -> float:
