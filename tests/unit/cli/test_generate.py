@@ -248,6 +248,19 @@ def test_special_tokens_that_are_left_out_take_no_text() -> None:
     assert paint(Delta("ab", [*ids("a"), 2, *ids("b")], [True, True, False])) == "<a>b"
 
 
+def test_a_token_that_comes_in_two_pieces_keeps_its_colour() -> None:
+    class Syllables:
+        def stream(self, skip_special_tokens: bool) -> Syllables:
+            return self
+
+        def push(self, token: int) -> str:
+            return ["ba", "nana"][token]
+
+    paint = DraftPainter(Syllables(), marked, skip_special_tokens=True)  # type: ignore[arg-type]
+    assert paint(Delta("ban", [0, 1], [False, True])) == "ba<n>"
+    assert paint(Delta("ana", [], [])) == "<ana>"
+
+
 def test_a_stream_is_closed_when_the_reader_is_interrupted() -> None:
     closed: list[bool] = []
 
