@@ -39,7 +39,8 @@ def outrider(*words: str, typed: str | None = None, code: int = 0) -> subprocess
 
 
 def test_generate_answers() -> None:
-    done = outrider("generate", "What is the capital of France?", "--dtype", "float32", "--max-tokens", "16")
+    question = "What is the capital of France?"
+    done = outrider("generate", question, "--executor", "torch", "--dtype", "float32", "--max-tokens", "8")
     assert "Paris" in done.stdout
     assert done.stdout.count("\n") == 1
     assert "tokens/s" in done.stderr
@@ -47,7 +48,7 @@ def test_generate_answers() -> None:
 
 def test_compare_shows_what_speculation_saved_and_that_the_text_is_the_same() -> None:
     prompt = "Repeat this sentence three times: the quick brown fox jumps over the lazy dog."
-    words = ["--compare", "--dtype", "float32", "--max-tokens", "48"]
+    words = ["--compare", "--max-tokens", "48"]
     done = outrider("generate", prompt, *words)
     assert done.stdout.rstrip().endswith("identical output: yes")
     assert "mean acceptance length" in done.stdout
@@ -59,9 +60,9 @@ def test_compare_shows_what_speculation_saved_and_that_the_text_is_the_same() ->
 
 def test_chat_remembers_what_was_said() -> None:
     turns = ["My name is Ada.", "What is my name?"]
-    done = outrider("chat", MODEL, "--dtype", "float32", "--max-tokens", "12", typed="\n".join(turns) + "\n")
+    done = outrider("chat", MODEL, "--max-tokens", "12", typed="\n".join(turns) + "\n")
     assert done.stderr == ""
-    llm = LLM(MODEL, "none", dtype="float32")
+    llm = LLM(MODEL, "none")
     messages: list[dict[str, str]] = []
     expected = ""
     for turn in turns:
@@ -75,7 +76,7 @@ def test_chat_remembers_what_was_said() -> None:
 def test_bench_measures_and_saves(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     done = outrider(
-        *("bench", MODEL, "--dtype", "float32", "--methods", "none,suffix+recycle", "--categories", "qa,code_edit"),
+        *("bench", MODEL, "--methods", "none,suffix+recycle", "--categories", "qa,code_edit"),
         *("--limit", "1", "--max-tokens", "12", "--output", str(results)),
     )
     assert "overall" in done.stdout
