@@ -110,14 +110,19 @@ void quantize(const float* x, std::int8_t* q, ActivationGroup* group) {
   const __m512i largest = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(low), magnitude),
                                            _mm512_and_si512(_mm512_castps_si512(high), magnitude));
   const QuantizerScale scale = quantizer_scale(_mm512_reduce_max_epu32(largest));
-  __m512i q_low = _mm512_setzero_si512(), q_high = q_low;
+  __m256i codes = _mm256_setzero_si256();
   if (scale.inverse != 0) {
-    q_low = _mm512_cvtps_epi32(_mm512_mul_ps(low, _mm512_set1_ps(scale.inverse)));
-    q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high, _mm512_set1_ps(scale.inverse)));
+    const __m512 inverse = _mm512_set1_ps(scale.inverse);
+    const __m128i q_low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)));
+    const __m128i q_high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(high, inverse)));
+    codes = _mm256_set_m128i(q_high, q_low);
   }
-  _mm_store_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(q_low));
-  _mm_store_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(q_high));
-  const std::int32_t sum_low = _mm512_reduce_add_epi32(q_low), sum = sum_low + _mm512_reduce_add_epi32(q_high);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(q), codes);
+  // Sums of four codes a lane; then of the four lanes of either half.
+  __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes);
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  const std::int32_t sum_low = _mm256_extract_epi32(sums, 0), sum = sum_low + _mm256_extract_epi32(sums, 4);
   *group = {scale.scale, scale.scale * static_cast<float>(sum), -sum, -sum_low};
 }
 

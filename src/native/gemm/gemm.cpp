@@ -10,9 +10,10 @@
 namespace outrider {
 namespace {
 
-// What a thread takes at a time: small enough to share out evenly and to stay in the second-level cache while several
-// blocks of rows go over it, large enough that the stream of weights is hardly ever broken.
+// What a thread takes at a time: at most this, to stay in the second-level cache while several blocks of rows go over
+// it; and little enough for each thread to take several, so that the last ones end together.
 constexpr std::size_t kChunkBytes = std::size_t{192} << 10;
+constexpr std::size_t kChunksPerThread = 8;
 
 struct Chunk {
   const GemmTask* task;
@@ -20,12 +21,15 @@ struct Chunk {
   std::int64_t first_unit, units;
 };
 
-std::vector<Chunk> split(std::span<const GemmTask> tasks, const KernelSet& kernels) {
+std::vector<Chunk> split(std::span<const GemmTask> tasks, const KernelSet& kernels, std::size_t threads) {
+  std::size_t total = 0;
+  for (const GemmTask& task : tasks) total += task.matrix->bytes();
+  const std::size_t target = std::min(kChunkBytes, total / (threads * kChunksPerThread));
   std::vector<Chunk> chunks;
   for (const GemmTask& task : tasks) {
     const PackedLayout& layout = task.matrix->layout();
     const GemmKernel kernel = kernels.find(layout);
-    const auto step = std::max<std::int64_t>(1, static_cast<std::int64_t>(kChunkBytes / layout.unit_bytes()));
+    const auto step = std::max<std::int64_t>(1, static_cast<std::int64_t>(target / layout.unit_bytes()));
     for (std::int64_t unit = 0; unit < layout.units(); unit += step) {
       chunks.push_back({&task, kernel, unit, std::min(step, layout.units() - unit)});
     }
@@ -84,8 +88,8 @@ const KernelSet& kernels_for(Isa isa) {
 void gemm(std::span<const GemmTask> tasks, const QuantizedRows& rows, ThreadPool& pool, Isa isa) {
   for (const GemmTask& task : tasks) check(task, rows);
   if (rows.rows() == 0) return;
-  const std::vector<Chunk> chunks = split(tasks, kernels_for(isa));
   const auto threads = static_cast<std::size_t>(pool.size());
+  const std::vector<Chunk> chunks = split(tasks, kernels_for(isa), threads);
   std::vector<Share> shares(threads);
   for (std::size_t t = 0; t < threads; ++t) {
     shares[t].next.store(chunks.size() * t / threads, std::memory_order_relaxed);
