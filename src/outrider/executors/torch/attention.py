@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from outrider.executors.torch.kv import SequenceKV, Slots
 from outrider.executors.torch.products import dot, weighted_sum
@@ -77,47 +76,45 @@ class SegmentPlan:
     """What all layers share about one segment.
 
     rows: its rows in the flat batch. written: slots that take their K and V. read: slots of all keys, committed and
-    pending; padding: zeros to add to them. tree: None if the pending rows are one chain in order, so that slots are in
-    the order of positions already. hidden, hidden_by_window: [n, columns], True where a row must not look, without and
-    with the sliding window; None where every row sees every column.
+    pending. tree: None if the pending rows are one chain in order, so that slots are in the order of positions already.
+    mask, window_mask: float32 [n, columns], -inf where a row must not look and 0 elsewhere, without and with the
+    sliding window. gathered: [2, kv_heads, columns or more, d], room for a copy of one layer's keys and values.
     """
 
     rows: slice
     written: Slots
     read: Slots
-    padding: int
     tree: TreeOrder | None
-    hidden: torch.Tensor | None
-    hidden_by_window: torch.Tensor | None
+    mask: torch.Tensor
+    window_mask: torch.Tensor
+    gathered: torch.Tensor
+
+    def gather(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the sequence, from one layer's cache [2, kv_heads, slots, d]; zeros behind the last one.
+
+        They are copied to lie dense in memory: oneDNN would otherwise copy them itself, the keys transposed, at several
+        times the cost.
+        """
+        source = cache[:, :, self.read]
+        self.gathered[:, :, : source.shape[2]].copy_(source)
+        return self.gathered[0], self.gathered[1]
 
 
-def hidden_columns(positions: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
-    """Mask [n, columns] for rows at ``positions`` [n]; None if nothing is hidden.
-
-    A row sees the positions up to its own, or the latest ``window`` of them.
+def causal_mask(positions: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:
+    """float32 [n, columns] for rows at ``positions`` [n]: 0 at the positions up to a row's own, or at the latest
+    ``window`` of them, and -inf elsewhere.
     """
-    column = torch.arange(columns)
+    column = torch.arange(columns, device=positions.device)
     hidden = column > positions[:, None]
     if window is not None:
         hidden |= column <= positions[:, None] - window
-    return hidden if bool(hidden.any()) else None
-
-
-def gather(cache: torch.Tensor, plan: SegmentPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [kv_heads, slots, d] of a sequence, from one layer's cache [2, kv_heads, slots, d].
-
-    Copies that lie dense in memory: oneDNN would otherwise make them itself, the keys transposed, at several times the
-    cost.
-    """
-    dense = cache[:, :, plan.read]
-    keys, values = F.pad(dense, (0, 0, 0, plan.padding)) if plan.padding else dense.contiguous()
-    return keys, values
+    return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tree: TreeOrder | None, hidden: torch.Tensor | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tree: TreeOrder | None, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Grouped-query attention: queries [n, heads, d], keys and values [kv_heads, slots, d] -> [n, heads * d].
+    """Grouped-query attention: queries [n, heads, d], keys and values [kv_heads, slots, d] -> [n, heads, d].
 
     Products are taken in the tensors' dtype; scale, mask and softmax in float32.
     """
@@ -125,14 +122,12 @@ def attend(
     kv_heads = keys.shape[0]
     group = heads // kv_heads
     grouped = queries.view(n, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n, d)
-    scores = dot(grouped, keys).float().mul_(d**-0.5).reshape(kv_heads, group, n, -1)
+    scores = dot(grouped, keys).reshape(kv_heads, group, n, -1)
     if tree is not None:
         scores = tree.line_up(scores)
-    if hidden is not None:
-        scores.masked_fill_(hidden, float("-inf"))
-    probs = scores.softmax(-1).to(values.dtype)
+    probs = torch.add(mask, scores, alpha=d**-0.5).softmax(-1).to(values.dtype)
     if tree is None:
         out = weighted_sum(probs.view(kv_heads, group * n, -1), values).reshape(kv_heads, group, n, d)
     else:
         out = tree.weigh(probs, values)
-    return out.permute(2, 0, 1, 3).reshape(n, heads * d)
+    return out.permute(2, 0, 1, 3).reshape(n, heads, d)

@@ -9,7 +9,7 @@ import torch
 
 from outrider.core.errors import ConfigError, ContextLengthError, UsageError
 from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment
-from outrider.executors.torch.attention import SegmentPlan, TreeOrder, hidden_columns
+from outrider.executors.torch.attention import SegmentPlan, TreeOrder, causal_mask
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
 from outrider.executors.torch.model import Batch, TorchModel
@@ -188,21 +188,20 @@ class TorchExecutor(Executor):
         first = state.pending - len(positions)
         columns = round_up(int(positions.max()) + 1, COLUMN_MULTIPLE)
         in_order = state.parents == list(range(-1, state.pending - 1))
+        positions = positions.to(self.device)
+        mask = causal_mask(positions, columns, None)
         window = self.config.sliding_window
-        hidden = self._mask(positions, columns, None)
         return SegmentPlan(
             rows=rows,
             written=self._cache.slots(state, state.length + first, stop),
             read=self._cache.slots(state, 0, stop),
-            padding=round_up(stop, COLUMN_MULTIPLE) - stop,
             tree=None if in_order else TreeOrder.build(state, range(first, state.pending), columns, self.device),
-            hidden=hidden,
-            hidden_by_window=hidden if window is None else self._mask(positions, columns, window),
+            mask=mask,
+            window_mask=mask if window is None else causal_mask(positions, columns, window),
+            gathered=self._cache.data.new_zeros(
+                2, self.config.num_kv_heads, round_up(stop, COLUMN_MULTIPLE), self.config.head_dim
+            ),
         )
-
-    def _mask(self, positions: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
-        hidden = hidden_columns(positions, columns, window)
-        return None if hidden is None else hidden.to(self.device)
 
     def _forget(self, segments: Sequence[Segment]) -> None:
         """Take back the pending rows of a forward pass that failed."""

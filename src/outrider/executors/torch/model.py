@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider.executors.torch.attention import SegmentPlan, attend, gather
+from outrider.executors.torch.attention import SegmentPlan, attend
 from outrider.executors.torch.embedding import Embedding
 from outrider.executors.torch.products import MIN_ROWS, Linear
 from outrider.executors.torch.rope import RotaryTable, rotate
@@ -28,12 +28,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one block; q, k and v share one matrix, gate and up another."""
+    """Weights of one block; q, k and v share one matrix, gate and up another.
+
+    Weights of norms are float32. qk_norm: [heads + kv_heads, head_dim], the same row for all heads of a kind.
+    """
 
     attention_norm: torch.Tensor
     qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    qk_norm: torch.Tensor | None
     o: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
@@ -50,8 +52,9 @@ class TorchModel:
     ) -> None:
         self.config = config
         self._weights, self._dtype, self._device = weights, dtype, device
+        self._eps = torch.tensor(config.rms_norm_eps, device=device)
         self._head = Linear(self._load("model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"))
-        self._norm = self._load("model.norm.weight")
+        self._norm = self._load_norm("model.norm.weight")
         self._layers = [self._load_layer(i) for i in range(config.num_layers)]
         self._embedding = Embedding(config, weights, dtype, device)
         self._rotary = RotaryTable(config, max_context, device)
@@ -68,10 +71,13 @@ class TorchModel:
         filler = [0] * (MIN_ROWS - rows)
         angles = self._rotary.at(torch.tensor([*batch.positions, *filler], device=self._device))
         x = self._embedding([*batch.tokens, *filler])
+        attended = x.new_zeros(len(x), self.config.num_heads, self.config.head_dim)
         hidden = {0: x[:rows]} if 0 in hidden_layers else {}
         for number, (layer, cache) in enumerate(zip(self._layers, kv.unbind(0), strict=True), start=1):
-            x = x + self._attention(layer, self._normalise(x, layer.attention_norm), angles, batch.plans, cache)
-            x = x + self._mlp(layer, self._normalise(x, layer.mlp_norm))
+            self._attend(layer, self._normalise(x, layer.attention_norm), angles, batch.plans, cache, attended)
+            x = x + layer.o(attended.flatten(1))
+            gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate).mul_(up))
             if number in hidden_layers:
                 hidden[number] = x[:rows]
         return self._logits(x, batch.logit_rows), hidden
@@ -82,42 +88,48 @@ class TorchModel:
         chosen = torch.tensor([*rows, *[0] * (MIN_ROWS - len(rows))], device=self._device)
         return self._head(self._normalise(x[chosen], self._norm))[: len(rows)]
 
-    def _attention(
+    def _attend(
         self,
         layer: Layer,
         x: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         plans: Sequence[SegmentPlan],
         cache: torch.Tensor,
-    ) -> torch.Tensor:
+        out: torch.Tensor,
+    ) -> None:
+        """Attention of normalised rows x [R, H], written to out [R, heads, head_dim]; K and V go to the cache."""
         c = self.config
         qkv = layer.qkv(x).view(len(x), -1, c.head_dim)
-        q, k, v = qkv.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._normalise(q, layer.q_norm), self._normalise(k, layer.k_norm)
+        qk = qkv[:, : c.num_heads + c.num_kv_heads]
+        if layer.qk_norm is not None:
+            qk.copy_(self._normalise(qk, layer.qk_norm))
         if layer.rotary:
-            q, k = rotate(q, *angles).to(self._dtype), rotate(k, *angles).to(self._dtype)
-        outputs = []
+            qk.copy_(rotate(qk, *angles))
+        queries, kv = qkv.tensor_split((c.num_heads,), dim=1)
+        kv = kv.view(len(x), 2, c.num_kv_heads, c.head_dim).permute(1, 2, 0, 3)
         for plan in plans:
-            cache[0][:, plan.written] = k[plan.rows].transpose(0, 1)
-            cache[1][:, plan.written] = v[plan.rows].transpose(0, 1)
-            keys, values = gather(cache, plan)
-            hidden = plan.hidden_by_window if layer.windowed else plan.hidden
-            outputs.append(attend(q[plan.rows], keys, values, plan.tree, hidden))
-        outputs.append(x.new_zeros(len(x) - plans[-1].rows.stop, c.num_heads * c.head_dim))
-        return layer.o(torch.cat(outputs))
-
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        return layer.down(F.silu(gate).mul_(up))
+            cache[:, :, plan.written] = kv[:, :, plan.rows]
+            mask = plan.window_mask if layer.windowed else plan.mask
+            out[plan.rows] = attend(queries[plan.rows], *plan.gather(cache), plan.tree, mask)
 
     def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        """RMSNorm (Zhang and Sennrich, 2019) over the last axis, in float32: x / sqrt(mean(x^2) + eps) * weight."""
+        x32 = x.float()
+        norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (x32 * scale).mul_(weight).to(x.dtype)
 
     def _load(self, *names: str) -> torch.Tensor:
         """The named tensors, one below the other."""
         parts = [self._weights.tensor(name, self._dtype).to(self._device) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _load_norm(self, name: str) -> torch.Tensor:
+        return self._load(name).float()
+
+    def _load_qk_norm(self, prefix: str) -> torch.Tensor:
+        heads = (("q_norm", self.config.num_heads), ("k_norm", self.config.num_kv_heads))
+        return torch.cat([self._load_norm(f"{prefix}.{name}.weight").expand(count, -1) for name, count in heads])
 
     def _load_linear(self, prefix: str, names: Sequence[str], bias: bool) -> Linear:
         weight = self._load(*(f"{prefix}.{name}.weight" for name in names))
@@ -127,12 +139,11 @@ class TorchModel:
         c, prefix = self.config, f"model.layers.{i}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return Layer(
-            attention_norm=self._load(f"{prefix}.input_layernorm.weight"),
+            attention_norm=self._load_norm(f"{prefix}.input_layernorm.weight"),
             qkv=self._load_linear(attention, ("q_proj", "k_proj", "v_proj"), c.qkv_bias),
-            q_norm=self._load(f"{attention}.q_norm.weight") if c.qk_norm else None,
-            k_norm=self._load(f"{attention}.k_norm.weight") if c.qk_norm else None,
+            qk_norm=self._load_qk_norm(attention) if c.qk_norm else None,
             o=self._load_linear(attention, ("o_proj",), c.o_bias),
-            mlp_norm=self._load(f"{prefix}.post_attention_layernorm.weight"),
+            mlp_norm=self._load_norm(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=self._load_linear(mlp, ("gate_proj", "up_proj"), c.mlp_bias),
             down=self._load_linear(mlp, ("down_proj",), c.mlp_bias),
             rotary=i not in c.no_rope_layers,
