@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from outrider.drafters.growth import Limits
 
 
+_BEAM = 2
+"""Nodes that a level may forward however deep the tree is to become."""
+
+
 class Growth(ABC):
     """One request's tree in one round. Alternate `frontier` (which nodes to forward) and `expand` (their logits)."""
 
@@ -73,6 +77,8 @@ class Growth(ABC):
 class BestPaths(Growth):
     """The tree of the highest path probabilities: only a node among the best so far can have children among the best.
 
+    Of those, each level forwards the few best, so that over the whole depth no more rows are forwarded than nodes may
+    be proposed: a level must not use up the rows of the ones below it.
     cost_ratio: a draft forward's cost in units of a target forward; growing ends when a further level no longer raises
     expected tokens per unit of cost. None: grow to the limits.
     """
@@ -80,6 +86,7 @@ class BestPaths(Growth):
     def __init__(self, view: SequenceView, limits: Limits, width: int, cost_ratio: float | None) -> None:
         super().__init__(view, limits, width)
         self._cost_ratio = cost_ratio
+        self._per_level = max(_BEAM, limits.nodes // max(1, limits.depth - 1))
         self._forwarded = 0
         self._candidates: Callable[[SequenceView, torch.Tensor, Sequence[int], int], Children] = (
             most_likely if view.sampling.params.greedy else best_with_noise
@@ -101,7 +108,7 @@ class BestPaths(Growth):
         # With the limit reached, a node can only have children among the best if it is better than the worst of them.
         bar = self.products[best[-1]] if len(best) == self.limits.nodes else 0.0
         chosen = [node for node in best if node in set(able) and self.products[node] > bar]
-        chosen = chosen[: self.limits.nodes - self._forwarded]
+        chosen = chosen[: min(self._per_level, self.limits.nodes - self._forwarded)]
         if not self._pays(chosen, best):
             return []
         self._forwarded += len(chosen)

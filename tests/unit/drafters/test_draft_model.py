@@ -46,14 +46,15 @@ def logits_after(history: Sequence[int], noise: float = 0.0) -> torch.Tensor:
 class Opener(OpenExecutor):
     """Opens fakes with logits at a distance of ``noise`` from the target's, and keeps them to be looked at."""
 
-    def __init__(self, noise: float = 1.0, **options: int) -> None:
+    def __init__(self, noise: float = 1.0, scale: float = 1.0, **options: int) -> None:
         self.noise = noise
+        self.scale = scale
         self.options = options
         self.opened: list[FakeExecutor] = []
 
     def __call__(self, model: Model) -> FakeExecutor:
         def logits(history: Sequence[int]) -> torch.Tensor:
-            return logits_after(history, self.noise)
+            return self.scale * logits_after(history, self.noise)
 
         self.opened.append(FakeExecutor(logits, **self.options))
         return self.opened[-1]
@@ -192,6 +193,14 @@ class TestTrees:
         expected = logits_after([1, 5, 6]).softmax(-1).topk(3)
         assert list(tree.tokens) == expected.indices.tolist()
         assert list(tree.scores) == pytest.approx(expected.values.tolist())
+
+    def test_a_sure_model_drafts_to_the_full_depth(self) -> None:
+        opener = Opener(scale=4.0)
+        for seed in range(10):
+            view = make_view([1, 5 + seed, 6], seed, logit_bias={EOS: -100.0})
+            tree = make(opener, tree_width=4).propose([view], Budget(16, 5))[0]
+            assert (len(tree), max(tree.depths())) == (16, 5)
+        assert all(executor.rows <= 3 + 16 for executor in opener.opened)
 
     def test_penalties_and_bans_shape_greedy_children(self) -> None:
         view = make_view([1, 5, 6], banned_token_ids=logits_after([1, 5, 6]).topk(2).indices.tolist())
