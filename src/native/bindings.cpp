@@ -242,6 +242,22 @@ void forward(Session& session, const std::vector<int>& sequences, const std::vec
   session.runner.forward(session.cache, segments, output);
 }
 
+using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// The most likely tokens of each row of logits, and their log-probabilities.
+void top_k(Session& session, const Matrix& logits, const Ids& ids, const Matrix& logprobs) {
+  const std::size_t rows = logits.shape(0), columns = logits.shape(1), k = ids.shape(1);
+  if (ids.shape(0) != rows || logprobs.shape(0) != rows || logprobs.shape(1) != k || k < 1 || k > columns)
+    throw std::invalid_argument("top_k needs room for [rows, k] ids and log-probabilities, k at most the vocabulary");
+  const nb::gil_scoped_release release;
+  session.pool->parallel_for(static_cast<std::int64_t>(rows), [&](std::int64_t row) {
+    const auto at = static_cast<std::size_t>(row);
+    ops_for(session.isa)
+        .top_k(logits.data() + at * columns, static_cast<std::int64_t>(columns), static_cast<int>(k),
+               ids.data() + at * k, logprobs.data() + at * k);
+  });
+}
+
 void read_kv(Session& session, int sequence, int layer, const Matrix& keys, const Matrix& values) {
   const KvCacheShape& shape = session.cache.shape();
   const auto columns = static_cast<std::size_t>(shape.kv_heads * shape.head.head_dim);
@@ -286,6 +302,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("free_pages", [](const Session& self) { return self.cache.free_pages(); })
       .def_prop_ro("isa", [](const Session& self) { return std::string(isa_name(self.isa)); })
       .def("check_integrity", [](const Session& self) { self.cache.check_integrity(); })
+      .def("top_k", &top_k, "logits"_a, "ids"_a, "logprobs"_a)
       .def("read_kv", &read_kv, "sequence"_a, "layer"_a, "keys"_a, "values"_a)
       .def("forward", &forward, "sequences"_a, "counts"_a, "tokens"_a, "parents"_a, "logit_rows"_a, "logits"_a,
            "hidden"_a);

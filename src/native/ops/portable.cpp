@@ -4,6 +4,7 @@
 // clang-format off: the kernels use the Vec above
 #include "ops/math.h"
 #include "ops/rows.h"
+#include "ops/vocabulary.h"
 #include "ops/kv.h"
 #include "ops/attention_kernels.h"
 #include "ops/attention.h"

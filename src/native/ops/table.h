@@ -9,6 +9,6 @@
 namespace outrider::OUTRIDER_OPS {
 
 extern const Ops kTable;
-const Ops kTable{OUTRIDER_TEXT(OUTRIDER_OPS), rms_norm, rope, swiglu, add, store_kv, copy_kv, attention};
+const Ops kTable{OUTRIDER_TEXT(OUTRIDER_OPS), rms_norm, rope, swiglu, add, store_kv, copy_kv, attention, top_k};
 
 }  // namespace outrider::OUTRIDER_OPS

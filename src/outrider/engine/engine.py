@@ -214,7 +214,7 @@ class Engine:
                     request.logprobs.extend(share.logprobs(verdict, len(emitted)))
                 self._planner.observe_accepted(request, share.tree, verdict.path)
                 self._watch.observe(share.tree, verdict.path)
-            observations.append(share.observation(self._drafter.wants, verdict, emitted))
+            observations.append(share.observation(self._drafter.wants, self._executor, verdict, emitted))
         return observations
 
     def _release(self, request: Request) -> None:

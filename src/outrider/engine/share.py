@@ -16,6 +16,7 @@ from outrider.executors.base import ForwardOutput, Segment
 
 if TYPE_CHECKING:
     from outrider.engine.request import Request
+    from outrider.executors.base import Executor
 
 
 @dataclass
@@ -51,13 +52,15 @@ class Share:
         root = len(self.tokens) - 1
         return [*range(root + 1), *(root + row for row in verdict.rows()[1:])] if verdict else list(range(root + 1))
 
-    def observation(self, wants: Wants, verdict: Verdict | None, emitted: Sequence[int]) -> Observation:
+    def observation(
+        self, wants: Wants, executor: Executor, verdict: Verdict | None, emitted: Sequence[int]
+    ) -> Observation:
         """What the drafter is to be told, after the tokens were emitted."""
         context = self.tokens if self.chunk else self.tokens[:-1]
         top_ids = top_logprobs = None
         if wants.top_k and self.logits is not None and not self.chunk:
-            values, top_ids = self.logits.topk(wants.top_k)
-            top_logprobs = values - self.logits.logsumexp(-1, keepdim=True)
+            number = min(wants.top_k, self.logits.shape[-1])
+            top_ids, top_logprobs = executor.top_k(self.logits, number)
         return Observation(
             view=self.request.view,
             committed=emitted,

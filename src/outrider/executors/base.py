@@ -166,6 +166,11 @@ class Executor(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError if pages are lost, shared or counted wrongly. For tests, after every step."""
 
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The k most likely tokens of each row of logits [R, V], best first, and their log-probabilities, [R, k]."""
+        values, ids = logits.topk(k)
+        return ids, values - logits.logsumexp(-1, keepdim=True)
+
     def measure_cost(
         self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32), context: int = 64, repeats: int = 3
     ) -> CostCurve:

@@ -70,6 +70,9 @@ struct Ops {
   void (*copy_kv)(const KvShape&, const std::byte* from, int from_position, std::byte* to, int to_position);
   // Softmax attention. scratch: attention_scratch() floats of the calling thread's own.
   void (*attention)(const AttentionTask&, float* scratch);
+  // The k largest of x[n], largest first, the lower place first among equals: their places, and x less the logarithm of
+  // the sum of e^x. 1 <= k <= n.
+  void (*top_k)(const float* x, std::int64_t n, int k, std::int64_t* ids, float* logprobs);
 };
 
 // Floats of scratch that attention needs for a task of ``rows`` rows whose tails lie in ``tail_slots`` slots at most.

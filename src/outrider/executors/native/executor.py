@@ -142,6 +142,12 @@ class NativeExecutor(Executor):
     def total_tokens(self) -> int:
         return self._num_pages * self._page_size
 
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.empty(len(logits), k, dtype=torch.int64)
+        logprobs = torch.empty(len(logits), k)
+        self._session.top_k(logits.numpy(), ids.numpy(), logprobs.numpy())
+        return ids, logprobs
+
     def check_integrity(self) -> None:
         self._session.check_integrity()
 
