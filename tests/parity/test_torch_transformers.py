@@ -1,7 +1,8 @@
 """The torch executor against Hugging Face transformers, on small random models of every family.
 
 Both compute in float32 and round at every step, in different orders. With logits that spread by about 1 that leaves
-differences of 1e-6 to 1e-5; a row that saw a wrong key differs by 1e-2 and more (the last test shows it), so the tolerance of 1e-4 tells the two apart with a wide margin on either side.
+differences of 1e-6 to 1e-5; a row that saw a wrong key differs by 1e-2 and more (the last test shows it). The tolerance
+of 1e-4 tells the two apart with a wide margin on either side.
 """
 
 from __future__ import annotations
@@ -116,9 +117,8 @@ def test_hidden_states(variant: str) -> None:
     tree = Segment(seq, [*prompt[8:], 1, 2], [*range(-1, 11), 4, -1], logits=[3])
     output = executor.forward([tree], hidden_layers=range(layers + 1))
     assert output.logits.shape == (1, VOCABULARY)
-    assert {layer: tuple(x.shape) for layer, x in output.hidden.items()} == {
-        layer: (14, executor.config.hidden_size) for layer in range(layers + 1)
-    }
+    assert list(output.hidden) == list(range(layers + 1))
+    assert {tuple(x.shape) for x in output.hidden.values()} == {(14, executor.config.hidden_size)}
     reference = theirs(variant)
     with torch.no_grad():
         expected = reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
