@@ -23,7 +23,7 @@ class Distribution:
     @classmethod
     def from_logprobs(cls, logprobs: Tensor) -> Distribution:
         """``logprobs``: [V] float32."""
-        return cls(lambda: logprobs.double().exp(), logprobs)
+        return cls(lambda: logprobs.to(torch.float64, copy=True).exp_(), logprobs)
 
     @cached_property
     def probs(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 p is the target's distribution at a node, q the one that the node's children were drawn from. Tokens that were chosen
 rather than drawn have a point mass for q. Distributions are [..., V], probabilities of one token [...]; float64 where
-rounding could add up.
+rounding could add up. Over a vocabulary of 150,000, fresh memory costs more than arithmetic: where it can, a function
+makes one new [..., V] tensor and goes on in it.
 
 Speculative sampling: Leviathan, Kalman, Matias (ICML 2023); Chen et al. (2023). Several children without replacement:
 Jeon et al., "Recursive Speculative Decoding" (2024). Block verification: Sun et al. (2024). Typical acceptance: Cai et
@@ -36,22 +37,25 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
     p may carry any positive weight. Where nothing is left, p and q are equal up to rounding, and p itself is returned.
     """
-    excess = (p - q).clamp(min=0)
+    excess = (p - q).clamp_(min=0)
     total = excess.sum(-1, keepdim=True)
-    return torch.where(total > 0, excess / total, p)
+    nothing = total <= 0
+    excess /= total.masked_fill(nothing, 1)
+    return torch.where(nothing, p, excess) if bool(nothing.any()) else excess
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:
     """q [..., V] after ``token`` [...] was drawn and not put back; all zeros if nothing else had any mass."""
     rest = q.scatter(-1, token.unsqueeze(-1), 0.0)
     total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, rest)
+    rest /= total.masked_fill(total <= 0, 1)
+    return rest
 
 
 def point_mass(token: Tensor, vocab_size: int) -> Tensor:
     """The distribution [..., V] (float64) of a token [...] that was chosen and not drawn."""
     mass = torch.zeros(*token.shape, vocab_size, dtype=torch.float64, device=token.device)
-    return mass.scatter(-1, token.unsqueeze(-1), 1.0)
+    return mass.scatter_(-1, token.unsqueeze(-1), 1.0)
 
 
 def pick(weights: Tensor, u: Tensor) -> Tensor:
@@ -74,7 +78,7 @@ def block_acceptance(weight: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
     weight: [...], `block_weight` of the prefix. p, q: [..., V], what follows the prefix.
     """
-    excess = (weight.unsqueeze(-1) * p - q).clamp(min=0).sum(-1)
+    excess = (weight.unsqueeze(-1) * p).sub_(q).clamp_(min=0).sum(-1)
     total = excess + 1 - weight
     return torch.where(total > 0, excess / total, torch.ones_like(total))
 
