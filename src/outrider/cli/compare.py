@@ -74,6 +74,7 @@ def comparison_table(plain: RequestOutput, fast: RequestOutput, method: str) -> 
         ["seconds", *(f"{measure.seconds(output):.2f}" for output in (plain, fast))],
         ["tokens/s", *(f"{measure.tokens_per_second(output):.1f}" for output in (plain, fast))],
         ["speed-up", "", f"{_speedup(plain, fast):.2f}x"],
+        ["tokens/s after the first", *(f"{measure.decode_tokens_per_second(o):.1f}" for o in (plain, fast))],
         ["time to first token", *(f"{output.timing.ttft * 1000:.0f} ms" for output in (plain, fast))],
         ["rounds", *(str(output.statistics.rounds) for output in (plain, fast))],
         ["acceptance rate", "", f"{fast.statistics.acceptance_rate:.1%} of {fast.statistics.drafted} drafted"],
