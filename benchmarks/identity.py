@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from outrider import LLM, RequestOutput, SamplingParams
-from outrider.audit.identity import compare
-from outrider.bench.prompts import load_prompts
+from outrider.audit.identity import NEAR_TIE, compare
+from outrider.bench.prompts import OWN_PROMPTS, load_prompts
 
 SAMPLED = {
     "temperature": 0.8,
@@ -27,9 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft-model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--executor", default="torch")
-    parser.add_argument("--prompts", help="JSONL file; default: the prompts that come with the package")
+    parser.add_argument("--dtype", default="float32", help="auto for the native executor")
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="JSONL file (default: the package's own)")
     parser.add_argument("--limit", type=int, default=40, help="prompts, spread evenly over the file")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--methods", default="ngram,suffix,recycle,suffix+recycle,draft_model,auto")
@@ -44,9 +46,12 @@ def main() -> int:
         params = [SamplingParams(max_tokens=args.max_tokens, seed=i, **settings) for i in range(len(prompts))]
         plain = answer(llm, prompts, params)
         for method in args.methods.split(","):
-            config = {"method": method} | ({"model": args.draft_model} if method == "draft_model" else {})
+            # The whole budget every round: the more rows are verified, the more there is to go wrong.
+            config: dict[str, Any] = {"method": method, "adaptive": False}
+            config |= {"model": args.draft_model} if method == "draft_model" else {}
             drafted = answer(llm.with_speculation(config), prompts, params)
-            report = compare(llm, params, plain, drafted)
+            near_tie = 0.0 if args.executor == "native" else NEAR_TIE
+            report = compare(llm, params, plain, drafted, near_tie=near_tie)
             accepted = sum(output.statistics.accepted for output in drafted)
             print(f"{kind:8} {method:16} {report}; {accepted} draft tokens accepted", flush=True)
             for difference in (*report.differences, *report.near_ties):
