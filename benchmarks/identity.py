@@ -34,7 +34,8 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="JSONL file (default: the package's own)")
     parser.add_argument("--limit", type=int, default=40, help="prompts, spread evenly over the file")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--methods", default="ngram,suffix,recycle,suffix+recycle,draft_model,auto")
+    parser.add_argument("--nodes", type=int, default=8, help="draft nodes a round")
+    parser.add_argument("--methods", default="ngram,suffix,recycle,suffix+recycle,draft_model")
     args = parser.parse_args()
 
     llm = LLM(args.model, "none", dtype=args.dtype, executor=args.executor)
@@ -47,7 +48,7 @@ def main() -> int:
         plain = answer(llm, prompts, params)
         for method in args.methods.split(","):
             # The whole budget every round: the more rows are verified, the more there is to go wrong.
-            config: dict[str, Any] = {"method": method, "adaptive": False}
+            config: dict[str, Any] = {"method": method, "adaptive": False, "num_speculative_tokens": args.nodes}
             config |= {"model": args.draft_model} if method == "draft_model" else {}
             drafted = answer(llm.with_speculation(config), prompts, params)
             near_tie = 0.0 if args.executor == "native" else NEAR_TIE
