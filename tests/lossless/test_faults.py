@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -257,6 +258,10 @@ BROKEN = {
     "NaN q": DraftTree([4], [-1], [0.5], {-1: torch.full((VOCAB,), math.nan)}),
     "zero q": DraftTree([4], [-1], [0.5], {-1: torch.full((VOCAB,), -math.inf)}),
     "short q": DraftTree([4], [-1], [0.5], {-1: torch.zeros(VOCAB - 1)}),
+    "no tree": None,
+    "no token": DraftTree([None], [-1], [0.5]),  # type: ignore[list-item]
+    "score in words": DraftTree([4], [-1], ["likely"]),  # type: ignore[list-item]
+    "q as a list": DraftTree([4], [-1], [0.5], {-1: [0.0] * VOCAB}),  # type: ignore[dict-item]
 }
 
 
@@ -268,7 +273,7 @@ def test_08_a_broken_draft_costs_its_round_only(name: str, acceptance: str) -> N
     def sometimes(view: SequenceView) -> DraftTree:
         nonlocal calls
         calls += 1
-        return BROKEN[name] if calls % 2 else DraftTree.chain([4])
+        return BROKEN[name] if calls % 2 else DraftTree.chain([4])  # type: ignore[return-value]
 
     config = SpeculativeConfig(num_speculative_tokens=8, acceptance=acceptance)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -297,6 +302,17 @@ def test_08_minus_infinity_is_legal_and_nan_is_an_error() -> None:
             answers(NoDrafter(None), [own], executor=broken)  # type: ignore[arg-type]
 
 
+def test_08_a_missing_tree_is_counted() -> None:
+    class Short(ChaosDrafter):
+        def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+            return []
+
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    output = answers(Short(), [params])[0]
+    same(output, plain(params))
+    assert output.statistics.failures > 0
+
+
 # -- 9, 10: neighbours and tenants -------------------------------------------------------------------------------------
 
 
@@ -316,6 +332,28 @@ def test_09_neighbours_do_not_leak() -> None:
     assert [o.token_ids for o in outputs] == answer_of
     assert outputs[0].statistics.acceptance_rate == outputs[2].statistics.acceptance_rate == 1.0
     assert outputs[1].statistics.accepted == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_09_an_error_of_a_neighbour_leaves_no_rows_behind(seed: int) -> None:
+    """The round fails after its forward pass; what is pending then must not be taken for the next round's rows."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
+    executor = FakeExecutor()
+    engine = make_engine(ChaosDrafter(seed), executor=executor)
+    request = engine.add(PROMPT, params)
+    for step in range(200):
+        if request.finished:
+            break
+        if step % 3 == 2:
+            neighbour = engine.add([4], replace(params, banned_token_ids=range(VOCAB)))
+            with pytest.raises(NonFiniteLogitsError):
+                engine.step()
+            engine.abort(neighbour)
+            assert request.seq is not None
+            assert executor.pending(request.seq) == 0
+        else:
+            engine.step()
+    same(request.result(), plain(params))
 
 
 def test_09_the_batch_does_not_matter() -> None:
@@ -427,7 +465,7 @@ def test_17_a_drafter_in_vain_is_reported_by_name_once(caplog: pytest.LogCapture
     hopeless = Scripted(lambda view: DraftTree.chain([(future(view, params)[0] + 1) % VOCAB][: view.room]))
     with caplog.at_level(logging.WARNING):
         answers(hopeless, [params])
-    assert [r.getMessage() for r in caplog.records if "'scripted'" in r.getMessage()] != []
+    assert len([r for r in caplog.records if "'scripted'" in r.getMessage()]) == 1
     assert len(caplog.records) == 1
     caplog.clear()
     with caplog.at_level(logging.WARNING):

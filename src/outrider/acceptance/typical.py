@@ -25,9 +25,10 @@ Tensor = torch.Tensor
 class Typical(AcceptanceRule):
     """Medusa's typical acceptance (Cai et al., 2024): changes the output's distribution.
 
-    A node is kept if the target gives its token at least min(posterior_threshold, posterior_alpha * exp(-entropy)),
-    and the longest path of kept nodes is accepted, the first of equally long ones. The token after it is the target's
-    own, as under `Coupled`. At temperature 0 the rule is greedy and loses nothing.
+    A node is kept if its token is not ruled out, and the target gives it at least
+    min(posterior_threshold, posterior_alpha * exp(-entropy)). The longest path of kept nodes is accepted, the first of
+    equally long ones. The token after it is the target's own, as under `Coupled`. At temperature 0 the rule is greedy
+    and loses nothing.
     """
 
     name: ClassVar[str] = "typical"
@@ -50,7 +51,7 @@ class Typical(AcceptanceRule):
             probs = target(candidate, parent, _tokens(tree, paths[parent])).probs
             least = formulas.typical_threshold(probs, self._threshold, self._alpha)
             for child in children:
-                if probs[tree.tokens[child]] >= least:
+                if 0 < probs[tree.tokens[child]] >= least:
                     paths[child] = [*paths[parent], child]
         best = max(sorted(paths), key=lambda node: len(paths[node]))
         return Verdict(tuple(paths[best]), own_token(candidate, best, _tokens(tree, paths[best])))
@@ -88,7 +89,8 @@ def typical_accept(
         parent_row = draft.parents[:, node] + 1
         p = target_probs[rows, parent_row].double()
         least = formulas.typical_threshold(p, posterior_threshold, posterior_alpha)
-        kept = (formulas.of(p, draft.ids[:, node]) >= least) & (node < draft.lengths)
+        own = formulas.of(p, draft.ids[:, node])
+        kept = (own > 0) & (own >= least) & (node < draft.lengths)
         kept &= (parent_row == 0) | (depths[rows, parent_row] > 0)
         depths[:, node + 1] = torch.where(kept, depths[rows, parent_row] + 1, 0)
     best = depths.argmax(1)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -99,13 +100,14 @@ class Engine:
         trees = self._propose()
         proposed = time.perf_counter()
         shares = [self._share(request, trees.get(request.id)) for request in self._running]
-        self._forward(shares)
-        verified = time.perf_counter()
-        judged = [share for share in shares if not share.chunk]
-        verdicts = self._rule.accept([share.candidate() for share in judged])
-        accepted = time.perf_counter()
-        observations = self._commit(shares, dict(zip(map(id, judged), verdicts, strict=True)))
-        committed = time.perf_counter()
+        with self._rows_dropped_on_error(shares):
+            self._forward(shares)
+            verified = time.perf_counter()
+            judged = [share for share in shares if not share.chunk]
+            verdicts = self._rule.accept([share.candidate() for share in judged])
+            accepted = time.perf_counter()
+            observations = self._commit(shares, dict(zip(map(id, judged), verdicts, strict=True)))
+            committed = time.perf_counter()
         self._call_drafter(lambda: self._drafter.observe(observations), [])
         observed = time.perf_counter()
         for share in judged:
@@ -161,8 +163,15 @@ class Engine:
         views = [request.view for request in ready]
         for view in views:
             view.noise_stream = self._rule.draft_stream(view.sampling.position)
-        self._call_drafter(lambda: proposals.extend(self._drafter.propose(views, budget)), ready)
-        if len(proposals) != len(ready):
+
+        def ask() -> None:
+            answer = self._drafter.propose(views, budget)
+            if len(answer) != len(views):
+                raise DraftError(f"{len(answer)} draft trees for {len(views)} requests")
+            proposals.extend(answer)
+
+        self._call_drafter(ask, ready)
+        if not proposals:
             return {}
         trees = [self._checked(request, tree, budget) for request, tree in zip(ready, proposals, strict=True)]
         self._planner.observe_draft(trees, time.perf_counter() - started)
@@ -176,8 +185,9 @@ class Engine:
             tree.check(self._model.config.vocab_size)
             if len(tree) > budget.nodes:
                 raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
-        except DraftError as error:
-            log.warning("drafter %s: %s; this round goes on without its draft", self._drafter.name, error)
+        except Exception as error:  # what is no tree at all fails in ways of its own
+            reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
+            log.warning("drafter %s: %s; this round goes on without its draft", self._drafter.name, reason)
             request.statistics.failures += 1
             return DraftTree()
         if not tree.sources:
@@ -191,6 +201,17 @@ class Engine:
         return Share(request, tokens, tree or DraftTree())
 
     # -- forward, commit, emit -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _rows_dropped_on_error(self, shares: Sequence[Share]) -> Iterator[None]:
+        """A round that fails must leave no pending rows: the next one would take them for its own."""
+        try:
+            yield
+        except BaseException:
+            for share in shares:
+                if share.request.seq is not None:
+                    self._executor.commit(share.request.seq, ())
+            raise
 
     def _forward(self, shares: Sequence[Share]) -> None:
         started = time.perf_counter()

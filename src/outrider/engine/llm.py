@@ -195,14 +195,18 @@ class LLM:
 
     def _pieces(self, request: Request) -> Iterator[Delta]:
         try:
-            while not request.finished:
+            ended = False
+            while not ended:
+                stepped: list[Request] = []
                 try:
-                    with deferred_interrupt():
-                        stepped = self._engine.step()
+                    # What else runs on this engine may have taken the request to its end already.
+                    if not request.finished:
+                        with deferred_interrupt():
+                            stepped = self._engine.step()
                 except KeyboardInterrupt:
                     self._engine.abort(request)
-                    stepped = [request]
-                if request in stepped:
+                ended = request.finished
+                if ended or request in stepped:
                     yield request.take_delta()
         finally:
             self._engine.abort(request)

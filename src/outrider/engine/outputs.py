@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "aborted"]
 class SpeculationStats:
     """Counts and times of speculation, for one request or (by `total`) for many. DESIGN's words, everywhere the same.
 
-    rounds: rounds of propose, verify, accept, commit. Prefill, which yields the first token, is not one.
+    rounds: rounds of propose, verify, accept, commit. The one that ends the prefill is one; chunks before it are not.
     drafted: draft tokens that the target verified.
     accepted: those of them that the request emitted; nothing after a stop counts.
     committed: tokens that rounds emitted, corrections and bonus tokens included.

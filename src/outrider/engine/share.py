@@ -77,7 +77,7 @@ class Share:
     def logprobs(self, verdict: Verdict, emitted: int) -> list[TokenLogprob]:
         """Log-probabilities of the emitted tokens under the target itself, drafted or not."""
         assert self.logits is not None
-        number = self.request.sampling.params.logprobs or 0
+        number = min(self.request.sampling.params.logprobs or 0, self.logits.shape[-1])
         tokens = [*(self.tree.tokens[node] for node in verdict.path), verdict.token]
         result: list[TokenLogprob] = []
         for row, token in list(zip(verdict.rows(), tokens, strict=True))[:emitted]:

@@ -94,8 +94,9 @@ class OutputStream:
         """End the text at the first stop string that reaches beyond position ``before``; whether there was one."""
         if not self._stops:
             return False
-        start = max(0, before - self._longest + 1)
-        found = [(at, stop) for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+        # Each by its own length: one that ended earlier, while min_tokens held it off, must not be found again.
+        starts = ((stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        found = [(at, stop) for stop, start in starts if (at := self._text.find(stop, start)) >= 0]
         if not found:
             return False
         at, stop = min(found, key=lambda hit: hit[0])

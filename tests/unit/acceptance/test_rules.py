@@ -204,6 +204,12 @@ class TestTypical:
         )
         assert len(self.judge(DraftTree.chain([3]), self.ROWS[:2], posterior_alpha=0.1).path) == 1
 
+    def test_a_token_that_is_ruled_out_is_kept_at_no_threshold(self) -> None:
+        rows = self.ROWS[:2].clone()
+        rows[0, 3] = -math.inf
+        assert self.judge(DraftTree.chain([3]), rows, posterior_threshold=0).path == ()
+        assert self.judge(DraftTree.chain([2]), rows, posterior_threshold=0).path == (0,)
+
     def test_the_longest_path_wins_and_the_first_of_equals(self) -> None:
         rows = self.ROWS[[0, 0, 0, 1, 0]]
         tree = DraftTree([0, 1, 0, 0], [ROOT, ROOT, 1, 0], [0.5] * 4)

@@ -81,6 +81,12 @@ def test_min_tokens_delays_stop_strings() -> None:
     assert output.text == "aba"
 
 
+def test_a_stop_string_that_min_tokens_held_off_is_not_found_later() -> None:
+    output = stream(stop=["ab", "much longer"], min_tokens=3)
+    feed(output, "abcdef")
+    assert (output.text, output.finish_reason) == ("abcdef", None)
+
+
 def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     output = stream(stop=["cde"])
     feed(output, "abcd")
