@@ -32,7 +32,7 @@ CASES = [
     for isa in ISAS
     for variant in VARIANTS
     for format in FORMATS
-    if format in ("bf16", "int8", "int4") or variant in ("llama", "qwen2-window")
+    if format in ("bf16", "int8", "int4") or variant == "llama"
 ]
 
 

@@ -3,9 +3,9 @@
 Bounds. With bfloat16 weights, what differs is that activations are rounded to bfloat16 before each product (by 2^-9 at
 most, 0.17% on average), and keys and values in the cache. With integer weights, activations are rounded to int8 in
 groups of 32: in steps of absmax / 127, the absmax of 32 Gaussian numbers being at 2.1 deviations, by 0.48% of a
-deviation on average. Products in a row add such errors up by their squares; two layers have nine on the path to the logits, so
-about 0.5% and 1.4% of the logits' spread if nothing amplifies them, and 0.8% and 2.7% is the worst seen. The bounds are
-not quite twice that. A wrong rotation, mask, bias or norm is off by more (the last test).
+deviation on average. Products in a row add such errors up by their squares; two layers have nine on the path to the
+logits, so about 0.5% and 1.4% of the logits' spread if nothing amplifies them, and 0.8% and 2.7% is the worst seen. The
+bounds are not quite twice that. A wrong rotation, mask, bias or norm is off by more (the last test).
 """
 
 from __future__ import annotations

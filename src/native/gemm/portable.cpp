@@ -122,7 +122,17 @@ void multiply(const Byte* weights, std::int64_t units, std::int64_t k, const Row
   }
 }
 
-// Products of two bf16 are exact in float32, so a fused and a separate multiply-add agree.
+// Both products of 16 columns' pairs; they are exact in float32, so that a fused multiply-add would change nothing.
+void accumulate_pairs(const Byte* weights, const std::uint16_t* x, float* __restrict sums) {
+  const float even = bf16_to_float(x[0]), odd = bf16_to_float(x[1]);
+  std::uint32_t pairs[16];
+  std::memcpy(pairs, weights, sizeof pairs);
+  for (int c = 0; c < 16; ++c) {
+    const float product = std::bit_cast<float>(pairs[c] << 16) * even;
+    sums[c] = (sums[c] + product) + std::bit_cast<float>(pairs[c] & 0xffff0000u) * odd;
+  }
+}
+
 void multiply_bf16(const Byte* weights, std::int64_t units, std::int64_t k, const RowBlock& rows, const Output& out) {
   for (std::int64_t unit = 0; unit < units; ++unit) {
     float sums[QuantizedRows::kBlock][kUnit] = {};
@@ -130,13 +140,8 @@ void multiply_bf16(const Byte* weights, std::int64_t units, std::int64_t k, cons
       for (int r = 0; r < rows.rows; ++r) {
         const std::uint16_t* x = rows.bf16 + (g * rows.rows + r) * kGroup;
         for (int half = 0; half < 2; ++half) {
-          for (int j = 0; j < kGroup; ++j) {
-            const float value = bf16_to_float(x[j]);
-            for (int c = 0; c < 16; ++c) {
-              std::uint16_t weight;
-              std::memcpy(&weight, weights + half * 1024 + j / 2 * 64 + c * 4 + j % 2 * 2, 2);
-              sums[r][16 * half + c] += bf16_to_float(weight) * value;
-            }
+          for (int pair = 0; pair < 16; ++pair) {
+            accumulate_pairs(weights + half * 1024 + pair * 64, x + 2 * pair, sums[r] + 16 * half);
           }
         }
       }

@@ -16,12 +16,15 @@
 // bf16 has neither header nor scales: a group is [2 halves][16 pairs of k][16 columns][2 k].
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "outrider/gemm.h"
 
 namespace outrider {
+
+static_assert(std::endian::native == std::endian::little, "packed streams and GGUF files are little-endian");
 
 constexpr int format_bits(WeightFormat format) {
   switch (format) {
