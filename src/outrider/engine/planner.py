@@ -8,9 +8,10 @@ decoding. What it decides changes the clock only, never the text.
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.drafters.base import Budget
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _FORGET = 0.1
 _PROBE_EVERY = 16
+_SAMPLES = 9
 _CHEAP = 0.02
 
 
@@ -62,16 +64,26 @@ class ForwardPrice:
             self._seconds[lo] = max(self._seconds[lo] + _FORGET * (1 - near) * error, 1e-9)
 
 
-@dataclass
 class _DraftPrice:
-    """Seconds that drafting takes per level of depth, as a running mean."""
+    """Seconds that drafting takes per level of depth: the median of the last rounds.
 
-    per_level: float = 0.0
+    A median, because a round in which the drafter first had to read a prompt says nothing about the next one.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+
+    @property
+    def known(self) -> bool:
+        return len(self._samples) > _SAMPLES // 2
+
+    @property
+    def per_level(self) -> float:
+        return statistics.median(self._samples) if self._samples else 0.0
 
     def observe(self, seconds: float, depth: int) -> None:
         if depth > 0:
-            weight = _FORGET if self.per_level else 1.0
-            self.per_level += weight * (seconds / depth - self.per_level)
+            self._samples.append(seconds / depth)
 
 
 class Planner:
@@ -97,7 +109,7 @@ class Planner:
     def budget(self, batch_size: int) -> Budget:
         """Limits for the coming round. A drafter that costs real time is asked for no more depth than pays."""
         full = Budget(self._nodes, self._depth)
-        if self._price is None or not self._accept_by_depth:
+        if self._price is None or not self._draft.known or not self._accept_by_depth:
             return full
         plain = self._price.at(batch_size)
         if self._draft.per_level < _CHEAP * plain:
