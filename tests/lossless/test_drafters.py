@@ -17,7 +17,7 @@ from outrider.drafters.base import Drafter, DrafterContext
 from outrider.engine.outputs import RequestOutput
 from tests.support.fakes import FakeExecutor, OpenFake, fake_model, make_engine, random_logits, run
 
-METHODS = [*(name for name in DRAFTERS if name != "draft_model"), "auto", "suffix+recycle+ngram"]
+METHODS = [*(name for name in DRAFTERS if name not in ("draft_model", "none")), "auto", "suffix+recycle+ngram"]
 PARAMS = [
     SamplingParams(max_tokens=60, ignore_eos=True),
     SamplingParams(max_tokens=60, temperature=0.8, top_p=0.95, seed=1),
@@ -55,6 +55,7 @@ def plain() -> list[RequestOutput]:
 
 def configs() -> list[SpeculativeConfig]:
     chosen = [SpeculativeConfig(method=method, num_speculative_tokens=n) for method in METHODS for n in (1, 5, 24)]
+    chosen.append(SpeculativeConfig(method="none"))
     chosen += [
         SpeculativeConfig(
             method="draft_model", model="target", num_speculative_tokens=4 * width, tree_width=width, adaptive=False

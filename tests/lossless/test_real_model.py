@@ -118,4 +118,3 @@ def test_logprobs_are_the_same_with_speculation_on_and_off() -> None:
     for left, right in zip(with_draft.logprobs, without.logprobs, strict=True):
         assert left.logprob == pytest.approx(right.logprob, abs=1e-3)
         assert left.token_id == right.token_id
-

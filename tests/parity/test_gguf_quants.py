@@ -80,3 +80,13 @@ def test_sizes_and_numbers_are_those_of_the_format() -> None:
     for number, name in TYPE_NAMES.items():
         if number in gguf.GGMLQuantizationType._value2member_map_:
             assert gguf.GGMLQuantizationType(number).name == name
+
+
+def test_many_rows_within_inference_mode() -> None:
+    """Large enough for several threads, which do not share the caller's mode."""
+    data = np.random.default_rng(0).integers(0, 255, (1 << 16, BLOCKS["Q8_0"].bytes), dtype=np.uint8)
+    data[:, :2] = np.array([0x00, 0x3C], dtype=np.uint8)
+    shape = (1 << 16, BLOCKS["Q8_0"].elements)
+    plain = dequantize("Q8_0", data, shape)
+    with torch.inference_mode():
+        assert torch.equal(dequantize("Q8_0", data, shape), plain)

@@ -63,3 +63,9 @@ def test_tables_match_the_code() -> None:
 def test_a_stale_table_would_be_found() -> None:
     generated = runpy.run_path(str(ROOT / "docs" / "fields.py"))["generated"]
     assert "`method`" in generated("<!-- table: SpeculativeConfig -->\nold\n<!-- end -->")
+
+
+def test_every_benchmark_is_listed() -> None:
+    folder = ROOT / "benchmarks"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in folder.glob("*.py")} == set(re.findall(r"`(\w+\.py)`", text))

@@ -163,7 +163,7 @@ class _Runner:
 
 
 def _answer(engine: LLM, messages: list[Message], params: SamplingParams, tenant: str) -> RequestOutput:
-    output = engine.chat(messages, params, use_tqdm=False, tenant=tenant)[0]
+    output = engine.chat(messages, params, use_tqdm=False, tenant=tenant)[0].raise_for_error()
     if output.finish_reason == "aborted":  # how the engine hands on Ctrl-C
         raise KeyboardInterrupt
     return output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -95,7 +96,7 @@ class Chat:
         """One turn of the user; None at the end of the input. Ctrl-C drops what was typed."""
         lines: list[str] = []
         while True:
-            prompt = self._style("> " if not lines else ". ", "bold") if self._interactive else ""
+            prompt = self._prompt("> " if not lines else ". ") if self._interactive else ""
             try:
                 line = input(prompt)
             except EOFError:
@@ -111,6 +112,11 @@ class Chat:
             if not line.endswith("\\"):
                 return "\n".join([*lines, line])
             lines.append(line[:-1])
+
+    def _prompt(self, text: str) -> str:
+        """The prompt in bold, its escape sequences marked so that readline does not count them as width."""
+        styled = self._style(text, "bold")
+        return re.sub(r"(\x1b\[\d+m)", "\x01\\1\x02", styled) if "readline" in sys.modules else styled
 
     def _say(self, text: str) -> None:
         from outrider.cli.terminal import note, painter, stream_answer, summary_line, to_stdout

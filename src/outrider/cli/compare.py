@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.audit import identity
 from outrider.bench import measure
 from outrider.bench.table import format_table
 from outrider.cli.generate import EXIT_INTERRUPTED, output_record
@@ -98,7 +100,10 @@ def _verdict(llm: LLM, params: SamplingParams, plain: RequestOutput, fast: Reque
         repr(llm.tokenizer.decode(output.token_ids[at : at + 1])) if at < len(output.token_ids) else "the end"
         for output in (plain, fast)
     ]
-    line = f"identical output: no (first difference at output token {at}: plain {found[0]}, with drafts {found[1]})"
+    line = f"identical output: no (first difference at output token {at}: plain {found[0]}, with drafts {found[1]}"
+    report = identity.compare(llm, [params], [plain], [fast])
+    margin = [*report.differences, *report.near_ties][0].margin
+    line += f"; the target scores them {margin:.2g} apart)" if math.isfinite(margin) else ")"
     rule = llm.speculative_config.acceptance
     if rule != "coupled" and params.temperature > 0:
         line += f"; acceptance={rule} does not promise the same tokens, only 'coupled' does"

@@ -34,8 +34,8 @@ class Question:
     def answer(self, llm: LLM, params: SamplingParams) -> RequestOutput:
         """The whole answer at once; Ctrl-C ends it early, finish reason "aborted"."""
         if self.raw:
-            return llm.generate(self.text, params, use_tqdm=False)[0]
-        return llm.chat(self.messages, params, use_tqdm=False)[0]
+            return llm.generate(self.text, params, use_tqdm=False)[0].raise_for_error()
+        return llm.chat(self.messages, params, use_tqdm=False)[0].raise_for_error()
 
     def stream(self, llm: LLM, params: SamplingParams) -> Iterator[Delta]:
         """The answer piece by piece."""

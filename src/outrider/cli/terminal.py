@@ -80,7 +80,10 @@ class Answer:
 def stream_answer(
     deltas: Iterator[Delta], write: Callable[[str], None], paint: Callable[[Delta], str] | None = None
 ) -> Answer:
-    """Write an answer piece by piece until it ends, or until Ctrl-C; what was committed is kept."""
+    """Write an answer piece by piece until it ends, or until Ctrl-C; what was committed is kept.
+
+    Raises OutriderError if the model could not go on.
+    """
     text: list[str] = []
     output: RequestOutput | None = None
     with closing(cast("Generator[Delta, None, None]", deltas)):
@@ -91,7 +94,7 @@ def stream_answer(
                 write(paint(delta) if paint else delta.text)
         except KeyboardInterrupt:
             pass
-    return Answer("".join(text), output)
+    return Answer("".join(text), output.raise_for_error() if output else None)
 
 
 def to_stdout(text: str) -> None:

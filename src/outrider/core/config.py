@@ -11,9 +11,13 @@ from outrider.core.errors import ConfigError, LossyNotAllowedError, UnknownNameE
 
 LOSSY_RULES = frozenset({"typical"})
 
+AUTO = ("suffix", "recycle")
+"""What ``auto`` drafts with: nothing to train or to download, and the planner shortens what does not pay."""
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+
+def _option(default: Any, text: str, *, method: str | None = None, rule: str | None = None) -> Any:
+    """A field with its help. method, rule: the only drafter, or acceptance rule, that reads it."""
+    return field(default=default, metadata={"help": text, "method": method, "rule": rule})
 
 
 @dataclass(frozen=True)
@@ -24,22 +28,38 @@ class SpeculativeConfig:
     """
 
     method: str = _option("auto", "drafter: auto, none, ngram, suffix, recycle, draft_model, or several joined by +")
-    model: str | None = _option(None, "model of the drafter (draft_model): an alias, a path or a hub id")
+    model: str | None = _option(
+        None, "model of the drafter (draft_model): an alias, a path or a hub id", method="draft_model"
+    )
     num_speculative_tokens: int | None = _option(None, "draft nodes verified per round at most; default: per method")
     max_draft_depth: int | None = _option(None, "longest drafted path; default: num_speculative_tokens")
     tree_width: int | None = _option(None, "children per node at most, for drafters that draft trees")
-    prompt_lookup_max: int = _option(4, "ngram: longest n-gram that is looked up")
-    prompt_lookup_min: int = _option(2, "ngram: shortest n-gram that is looked up")
-    suffix_decoding_max_tree_depth: int = _option(24, "suffix: longest context that is matched")
-    suffix_decoding_max_cached_requests: int = _option(256, "suffix: earlier requests of a tenant kept; 0: none")
-    suffix_decoding_min_token_prob: float = _option(0.1, "suffix: least estimated probability of a drafted token")
+    prompt_lookup_max: int = _option(4, "ngram: longest n-gram that is looked up", method="ngram")
+    prompt_lookup_min: int = _option(2, "ngram: shortest n-gram that is looked up", method="ngram")
+    suffix_decoding_max_tree_depth: int = _option(24, "suffix: longest context that is matched", method="suffix")
+    suffix_decoding_max_cached_requests: int = _option(
+        256, "suffix: earlier requests of a tenant kept; 0: none", method="suffix"
+    )
+    suffix_decoding_min_token_prob: float = _option(
+        0.1, "suffix: least estimated probability of a drafted token", method="suffix"
+    )
     acceptance: str = _option("coupled", "acceptance rule: coupled, rejection, block, typical")
     allow_lossy: bool = _option(False, "permit a lossy acceptance rule (typical), which changes the output")
-    posterior_threshold: float = _option(0.09, "typical: probability above which a token is always accepted")
-    posterior_alpha: float = _option(0.3, "typical: factor of exp(-entropy) in the threshold")
+    posterior_threshold: float = _option(
+        0.09, "typical: probability above which a token is always accepted", rule="typical"
+    )
+    posterior_alpha: float = _option(0.3, "typical: factor of exp(-entropy) in the threshold", rule="typical")
     adaptive: bool = _option(True, "let the planner shorten or skip drafts that do not pay; never changes the text")
 
     def __post_init__(self) -> None:
+        self._check_values()
+        self._check_combinations()
+
+    def _check_values(self) -> None:
+        for name in ("method", "acceptance", "model"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "model" and value is None):
+                raise ConfigError(f"{name}={value!r} must be a string")
         for name, low in (
             ("num_speculative_tokens", 1),
             ("max_draft_depth", 1),
@@ -63,14 +83,31 @@ class SpeculativeConfig:
         for name in ("allow_lossy", "adaptive"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+
+    def _check_combinations(self) -> None:
         if self.acceptance in LOSSY_RULES and not self.allow_lossy:
             raise LossyNotAllowedError(
                 f"acceptance={self.acceptance!r} changes the output; set allow_lossy=true to accept that"
             )
         if "draft_model" in self.members and not self.model:
             raise ConfigError("method 'draft_model' needs 'model': the drafter's alias, path or hub id")
-        if self.model and "draft_model" not in self.members:
-            raise ConfigError(f"'model' is for method 'draft_model'; method {self.method!r} would ignore it")
+        if "none" in self.members and len(self.members) > 1:
+            raise ConfigError(f"method {self.method!r} joins 'none' with a drafter; drop one of them")
+        for option in fields(self):
+            if getattr(self, option.name) != option.default:
+                self._check_is_read(option.name, option.metadata["method"], option.metadata["rule"])
+        if self.acceptance == "block" and (self.tree_width or 1) > 1:
+            raise ConfigError(f"acceptance 'block' judges chains; tree_width={self.tree_width} must be 1, or left out")
+
+    def _check_is_read(self, name: str, method: str | None, rule: str | None) -> None:
+        """Raise ConfigError for an option that is set and that nothing would read."""
+        used = {part for member in self.members for part in (AUTO if member == "auto" else (member,))}
+        if method is not None and method not in used:
+            raise ConfigError(f"{name} is for method {method!r}; method {self.method!r} would ignore it")
+        if rule is not None and rule != self.acceptance:
+            raise ConfigError(f"{name} is for acceptance {rule!r}; {self.acceptance!r} would ignore it")
+        if self.members == ("none",) and name in ("num_speculative_tokens", "max_draft_depth", "tree_width"):
+            raise ConfigError(f"method 'none' drafts nothing and would ignore {name}; leave it out")
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -84,8 +121,6 @@ class SpeculativeConfig:
         for key in values:
             if key not in known:
                 raise UnknownNameError("speculative-config key", key, known)
-        if not isinstance(values.get("method", "auto"), str):
-            raise ConfigError("speculative-config: 'method' must be a string")
         return cls(**values)
 
     @classmethod

@@ -18,7 +18,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -253,16 +253,6 @@ class SamplingState:
         """Record one emitted token."""
         self._history.append(token)
 
-    def for_other_vocabulary(self, vocab_size: int) -> SamplingState:
-        """This state for a drafter whose logits have ``vocab_size`` columns; seed and history stay shared.
-
-        Columns that this vocabulary does not have are ruled out.
-        """
-        state = SamplingState.__new__(SamplingState)
-        state.__dict__ = dict(self.__dict__)
-        state._fit(vocab_size, [*self.params.banned_token_ids, *range(self.vocab_size, vocab_size)])
-        return state
-
     def logprobs(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Log-probabilities [V] (float32) of the token that follows ``path``, -inf for those ruled out.
 
@@ -346,8 +336,3 @@ class SamplingState:
         """Distinct tokens of ``path``, and how often each occurs in output and path together."""
         numbers = {token: self._history.count(token) + n for token, n in Counter(path).items()}
         return np.array(list(numbers), dtype=np.int64), np.array(list(numbers.values()), dtype=np.float32)
-
-
-def with_defaults(params: SamplingParams, **changes: Any) -> SamplingParams:
-    """A copy with some fields replaced; validated again."""
-    return replace(params, **changes)

@@ -12,6 +12,8 @@ from outrider.core.errors import DraftError
 if TYPE_CHECKING:
     import torch
 
+_SUM_TOLERANCE = 1e-2
+
 ROOT = -1
 """Parent of a node whose parent is the root, the last committed token (the root itself is not a node)."""
 
@@ -122,8 +124,9 @@ class DraftTree:
         for node, row in self.logprobs.items():
             if not ROOT <= node < len(self.tokens) or tuple(row.shape) != (vocab_size,):
                 raise DraftError(f"draft log-probabilities of node {node} have shape {tuple(row.shape)}")
-            if bool(row.isnan().any()):
-                raise DraftError(f"draft log-probabilities of node {node} hold NaN")
+            total = float(row.double().exp().sum())
+            if not abs(total - 1) <= _SUM_TOLERANCE:  # NaN included
+                raise DraftError(f"draft log-probabilities of node {node} add up to {total:.3g}, not to 1")
             for child in children.get(node, ()):
                 if math.isinf(float(row[self.tokens[child]])):
                     raise DraftError(f"draft node {child} was drawn with probability zero")

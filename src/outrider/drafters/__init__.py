@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.core.config import AUTO
 from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
     },
 )
-
-AUTO = ("suffix", "recycle")
-"""What ``auto`` drafts with: nothing to train or to download, and the planner shortens what does not pay."""
 
 
 def build(context: DrafterContext) -> Drafter:

@@ -56,6 +56,7 @@ class Cascade(Drafter):
         )
         self._width = width
         self.failures: Counter[str] = Counter()
+        self._untold = 0
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
         self._proposals: dict[int, _Proposal] = {}
 
@@ -83,6 +84,10 @@ class Cascade(Drafter):
         for member in self.members:
             self._attempt(member, partial(member.close, view))
 
+    def take_failures(self) -> int:
+        untold, self._untold = self._untold, 0
+        return untold
+
     def _member_trees(self, member: Drafter, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree] | None:
         """The member's trees with its name on every node, or None if it failed."""
         trees: list[DraftTree] = []
@@ -98,10 +103,12 @@ class Cascade(Drafter):
     def _attempt(self, member: Drafter, action: Callable[[], None]) -> bool:
         try:
             action()
-        except Exception:
+        except Exception as error:
             if not self.failures[member.name]:
-                _log.warning("drafter %s failed; the others go on", member.name, exc_info=True)
+                reason = f"{type(error).__name__}: {error}"
+                _log.warning("drafter %s failed (%s); the others go on, and it is asked again", member.name, reason)
             self.failures[member.name] += 1
+            self._untold += 1
             return False
         return True
 

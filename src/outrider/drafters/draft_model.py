@@ -67,6 +67,19 @@ class DraftModelDrafter(Drafter):
         self._cost_ratio = _parameters(model.config) / _parameters(target.config) if config.adaptive else None
         self._runs: dict[int, _Run] = {}
 
+    def open(self, view: SequenceView) -> None:
+        """Read the prompt but for its last token, the root of the first draft.
+
+        Done here, it does not count as the cost of a draft, by which the planner judges whether drafting pays.
+        """
+        if len(view.tokens) <= self._executor.max_context:
+            run = self._run_of(view)
+            prompt = view.tokens[:-1]
+            for start in range(0, len(prompt), _CHUNK):
+                chunk = prompt[start : start + _CHUNK]
+                self._executor.forward([Segment.chain(run.seq, chunk, [])])
+                self._executor.commit(run.seq, range(len(chunk)))
+
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         rounds: dict[int, _Round] = {}
         for i, view in enumerate(views):
@@ -89,15 +102,19 @@ class DraftModelDrafter(Drafter):
         room = self._executor.max_context - len(view.tokens) + 1
         return Limits.of(view, Budget(budget.nodes, min(budget.depth, room)))
 
+    def _run_of(self, view: SequenceView) -> _Run:
+        run = self._runs.get(view.request_id)
+        if run is None:
+            run = self._runs[view.request_id] = _Run(self._executor.open())
+        return run
+
     def _synchronised(self, view: SequenceView) -> _Run:
         """The request's run, with pending rows that turned out right made prefix, and the others dropped.
 
         What was committed is read off the view rather than from observations, so that a round in which anything failed
         leaves nothing wrong behind. The last token stays unseen: its logits are what the next draft starts from.
         """
-        run = self._runs.get(view.request_id)
-        if run is None:
-            run = self._runs[view.request_id] = _Run(self._executor.open())
+        run = self._run_of(view)
         path: list[int] = []
         for token in view.tokens[self._executor.length(run.seq) : -1]:
             row = run.rows.get((path[-1] if path else COMMITTED, token))

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import ContextLengthError, DraftError
+from outrider.core.errors import ContextLengthError, DraftError, NonFiniteLogitsError
 from outrider.core.tree import DraftTree
 from outrider.engine.request import Request, trim
-from outrider.engine.share import Share, distribute
+from outrider.engine.share import Draft, Share, distribute
 
 if TYPE_CHECKING:
     from outrider.acceptance.base import AcceptanceRule, Verdict
@@ -57,13 +57,10 @@ class Engine:
         self._running: list[Request] = []
         self._reserved: dict[int, int] = {}
         self._next_id = 0
+        self._failures = 0
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
-
-    def add(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
-        """Queue a request. Raises ContextLengthError or SamplingParamsError, before anything has changed."""
+    def new_request(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
+        """A request that can be run, not queued yet. Raises ContextLengthError or SamplingParamsError."""
         request = Request(
             self._next_id,
             self._model,
@@ -80,7 +77,16 @@ class Engine:
                 "lower max_tokens or raise kv_tokens"
             )
         self._next_id += 1
+        return request
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
         self._waiting.append(request)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
+        """`new_request` and `submit` in one."""
+        request = self.new_request(prompt, params, tenant)
+        self.submit(request)
         return request
 
     def abort(self, request: Request) -> None:
@@ -97,18 +103,18 @@ class Engine:
         self._admit()
         if not self._running:
             return []
-        trees = self._propose()
+        drafts = self._propose()
         proposed = time.perf_counter()
-        shares = [self._share(request, trees.get(request.id)) for request in self._running]
+        shares = [self._share(request, drafts.get(request.id)) for request in self._running]
         with self._rows_dropped_on_error(shares):
             self._forward(shares)
             verified = time.perf_counter()
             judged = [share for share in shares if not share.chunk]
-            verdicts = self._rule.accept([share.candidate() for share in judged])
+            verdicts = self._accept(judged)
             accepted = time.perf_counter()
-            observations = self._commit(shares, dict(zip(map(id, judged), verdicts, strict=True)))
+            observations = self._commit(shares, verdicts)
             committed = time.perf_counter()
-        self._call_drafter(lambda: self._drafter.observe(observations), [])
+        self._call_drafter(lambda: self._drafter.observe(observations), [share.request for share in judged])
         observed = time.perf_counter()
         for share in judged:
             if share.request.finished:
@@ -151,8 +157,8 @@ class Engine:
         assert request.seq is not None
         return request.view.tokens[self._executor.length(request.seq) :]
 
-    def _propose(self) -> dict[int, DraftTree]:
-        """Trees by request id, for the requests whose root is in this round, cut down to what pays."""
+    def _propose(self) -> dict[int, Draft]:
+        """Drafts by request id, for the requests whose root is in this round, cut down to what pays."""
         chunk = self._config.prefill_chunk
         ready = [r for r in self._running if r.view.room > 0 and len(self._unforwarded(r)) <= chunk]
         budget = self._planner.budget(len(self._running))
@@ -173,11 +179,14 @@ class Engine:
         self._call_drafter(ask, ready)
         if not proposals:
             return {}
+        if self._drafter.take_failures():
+            _count_failure(ready)
         trees = [self._checked(request, tree, budget) for request, tree in zip(ready, proposals, strict=True)]
         self._planner.observe_draft(trees, time.perf_counter() - started)
+        chosen = trees
         if not (self._rule.needs_all_proposals and any(tree.logprobs for tree in trees)):
-            trees = self._planner.select(ready, trees)
-        return {request.id: tree for request, tree in zip(ready, trees, strict=True)}
+            chosen = self._planner.select(ready, trees)
+        return {r.id: Draft(tree, whole) for r, tree, whole in zip(ready, chosen, trees, strict=True)}
 
     def _checked(self, request: Request, tree: DraftTree, budget: Budget) -> DraftTree:
         """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""
@@ -186,19 +195,17 @@ class Engine:
             if len(tree) > budget.nodes:
                 raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
         except Exception as error:  # what is no tree at all fails in ways of its own
-            reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
-            log.warning("drafter %s: %s; this round goes on without its draft", self._drafter.name, reason)
-            request.statistics.failures += 1
+            self._drafter_failed(error, [request])
             return DraftTree()
         if not tree.sources:
             tree = replace(tree, sources=[(self._drafter.name,)] * len(tree))
         return trim(tree, request.view.room, request.sampling.end_ids, chain=not self._rule.trees)
 
-    def _share(self, request: Request, tree: DraftTree | None) -> Share:
+    def _share(self, request: Request, draft: Draft | None) -> Share:
         tokens = self._unforwarded(request)
         if len(tokens) > self._config.prefill_chunk:
             return Share(request, tokens[: self._config.prefill_chunk], chunk=True)
-        return Share(request, tokens, tree or DraftTree())
+        return Share(request, tokens, draft or Draft())
 
     # -- forward, commit, emit -----------------------------------------------------------------------------------------
 
@@ -221,19 +228,32 @@ class Engine:
         if all(len(share.tokens) == 1 for share in shares):
             self._planner.observe_forward(sum(len(s.tokens) for s in segments), time.perf_counter() - started)
 
+    def _accept(self, judged: Sequence[Share]) -> dict[int, Verdict]:
+        """Verdicts by `id` of the share. A request whose own logits are broken ends here; the others go on."""
+        verdicts: dict[int, Verdict] = {}
+        for share in judged:
+            try:
+                verdicts[id(share)] = self._rule.accept([share.candidate()])[0]
+            except NonFiniteLogitsError as error:
+                share.request.fail(error)
+        return verdicts
+
     def _commit(self, shares: Sequence[Share], verdicts: dict[int, Verdict]) -> list[Observation]:
         """Keep the accepted rows' KV, emit the tokens, and say what happened."""
         observations: list[Observation] = []
         for share in shares:
             request, verdict = share.request, verdicts.get(id(share))
             assert request.seq is not None
+            if request.finished:
+                self._executor.commit(request.seq, ())
+                continue
             self._executor.commit(request.seq, share.accepted_rows(verdict))
             emitted: list[int] = []
             if verdict is not None:
                 emitted = request.emit(share.tree, verdict.path, verdict.token)
                 if request.logprobs is not None:
                     request.logprobs.extend(share.logprobs(verdict, len(emitted)))
-                self._planner.observe_accepted(request, share.tree, verdict.path)
+                self._planner.observe_committed(request, share.draft.proposed, emitted)
                 self._watch.observe(share.tree, verdict.path)
             observations.append(share.observation(self._drafter.wants, self._executor, verdict, emitted))
         return observations
@@ -252,11 +272,22 @@ class Engine:
         try:
             call()
         except Exception as error:
+            self._drafter_failed(error, affected)
+
+    def _drafter_failed(self, error: Exception, affected: Sequence[Request]) -> None:
+        """Count a failure for the requests whose draft it cost. Said at the first one, the second, the fourth, …"""
+        _count_failure(affected)
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
             log.warning(
-                "drafter %s failed (%s: %s); this round goes on without it",
+                "drafter %s failed (%s), %d times so far; the round goes on without its draft",
                 self._drafter.name,
-                type(error).__name__,
-                error,
+                reason,
+                self._failures,
             )
-            for request in affected:
-                request.statistics.failures += 1
+
+
+def _count_failure(requests: Sequence[Request]) -> None:
+    for request in requests:
+        request.statistics.failures += 1

@@ -42,10 +42,6 @@ class AcceptanceWatch:
             if record.rounds >= _ENOUGH_ROUNDS and not record.reported:
                 self._report(source, record)
 
-    def hopeless(self) -> list[str]:
-        """Drafters reported so far."""
-        return [name for name, record in self._records.items() if record.reported]
-
     def _report(self, source: str, record: _Record) -> None:
         if record.useful > _HOPELESS * record.rounds:
             return

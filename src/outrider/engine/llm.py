@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative_config
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, UsageError
 from outrider.core.sampling import SamplingParams
 from outrider.engine.interrupt import deferred_interrupt
 from outrider.engine.runtime import Runtime, check_names
@@ -118,7 +119,8 @@ class LLM:
 
         prompts: text, or token ids; one or a list. params: for all of them, or one each.
         tenant: drafters remember what a tenant's requests said, for that tenant alone.
-        Ctrl-C ends every request with what it has committed, finish reason "aborted".
+        Ctrl-C ends every request with what it has committed, finish reason "aborted". A request for which the model
+        gives no usable logits ends with the finish reason "error"; the others go on.
         """
         batch: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[list-item, assignment]
         return self._run([self._encode(prompt) for prompt in batch], params, use_tqdm=use_tqdm, tenant=tenant)
@@ -146,18 +148,24 @@ class LLM:
 
         Closing the iterator aborts the request. Ctrl-C yields a last piece, finish reason "aborted".
         """
-        return self._pieces(self._engine.add(self._encode(prompt), params or SamplingParams(), tenant))
+        return self._pieces(self._engine.new_request(self._encode(prompt), params or SamplingParams(), tenant))
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "default"
     ) -> Iterator[Delta]:
         """`stream` for a conversation."""
-        return self._pieces(self._engine.add(self.tokenizer.encode_chat(messages), params or SamplingParams(), tenant))
+        prompt = self.tokenizer.encode_chat(messages)
+        return self._pieces(self._engine.new_request(prompt, params or SamplingParams(), tenant))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise UsageError("a prompt must be text or a sequence of whole numbers (token ids)") from None
 
     def _run(
         self,
@@ -170,9 +178,10 @@ class LLM:
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts but {len(each)} sampling parameters; give one, or one each")
-        requests: list[Request] = []
+        requests = [self._engine.new_request(p, own, tenant) for p, own in zip(prompts, each, strict=True)]
         try:
-            requests.extend(self._engine.add(p, own, tenant) for p, own in zip(prompts, each, strict=True))
+            for request in requests:
+                self._engine.submit(request)
             with suppress(KeyboardInterrupt):
                 self._drive(requests, use_tqdm=use_tqdm and len(requests) > 1)
         finally:
@@ -194,6 +203,8 @@ class LLM:
                 bar.set_postfix_str(f"{tokens} tokens", refresh=False)
 
     def _pieces(self, request: Request) -> Iterator[Delta]:
+        # Queued here and not before: a stream that nobody reads never starts, and must not be run by its neighbours.
+        self._engine.submit(request)
         try:
             ended = False
             while not ended:
@@ -213,4 +224,4 @@ class LLM:
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))

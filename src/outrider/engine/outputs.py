@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "aborted"]
+from outrider.core.errors import OutriderError
+
+FinishReason = Literal["stop", "length", "aborted", "error"]
 
 
 @dataclass
@@ -120,6 +122,7 @@ class RequestOutput:
 
     stop_reason: the stop string or token id that ended it; None for the model's own end of sequence, or for length.
     seed: the seed that was used, given or drawn; with it the same text comes again.
+    error: why the request could not go on, if finish_reason is "error"; what was committed before stays.
     lossy: a lossy acceptance rule was at work, so the text is not what the target alone would have written.
     """
 
@@ -134,6 +137,13 @@ class RequestOutput:
     statistics: SpeculationStats
     timing: RequestTiming
     logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+
+    def raise_for_error(self) -> RequestOutput:
+        """This answer itself, or OutriderError if the request could not go on."""
+        if self.finish_reason == "error":
+            raise OutriderError(self.error)
+        return self
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.drafters.base import Budget
+from outrider.drafters.calibration import follow
 
 if TYPE_CHECKING:
     from outrider.core.config import SpeculativeConfig
@@ -63,14 +64,11 @@ class ForwardPrice:
 
 @dataclass
 class _DraftPrice:
-    """Seconds that drafting takes, per round and per level of depth; running means."""
+    """Seconds that drafting takes per level of depth, as a running mean."""
 
-    per_round: float = 0.0
     per_level: float = 0.0
 
     def observe(self, seconds: float, depth: int) -> None:
-        weight = _FORGET if self.per_round else 1.0
-        self.per_round += weight * (seconds - self.per_round)
         if depth > 0:
             weight = _FORGET if self.per_level else 1.0
             self.per_level += weight * (seconds / depth - self.per_level)
@@ -89,7 +87,7 @@ class Planner:
         self._price = price
         self._draft = _DraftPrice()
         self._accept_by_depth: list[float] = []
-        self._idle_rounds = 0
+        self._rounds = 0
 
     @property
     def max_nodes(self) -> int:
@@ -112,11 +110,10 @@ class Planner:
             seconds = self._price.at(batch_size * (1 + depth)) + depth * self._draft.per_level
             if batch_size * expected / seconds > best_rate:
                 best, best_rate = depth, batch_size * expected / seconds
-        if best == 0:
-            self._idle_rounds += 1
-            best = int(self._idle_rounds % _PROBE_EVERY == 0)
-        else:
-            self._idle_rounds = 0
+        self._rounds += 1
+        if best < self._depth and self._rounds % _PROBE_EVERY == 0:
+            # What lies deeper is never seen otherwise, and may have become worth its price.
+            best += 1
         return Budget(self._nodes if best else 0, best)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
@@ -159,16 +156,16 @@ class Planner:
         """Learn what drafting these trees took."""
         self._draft.observe(seconds, max((max(tree.depths(), default=0) for tree in trees), default=0))
 
-    def observe_accepted(self, request: Request, tree: DraftTree, path: Sequence[int]) -> None:
-        """Learn which nodes of a tree were accepted."""
-        if not tree.tokens:
+    def observe_committed(self, request: Request, proposed: DraftTree, committed: Sequence[int]) -> None:
+        """Learn which proposed nodes were right, verified or not: what was left out may have become worth its price."""
+        if not proposed.tokens:
             return
-        self._calibrator.observe(tree, path, request.view.request_id)
-        depth_reached = max(tree.depths())
-        for depth in range(1, min(depth_reached, len(path) + 1) + 1):
+        self._calibrator.observe_committed(proposed, committed, request.view.request_id)
+        reached = len(follow(proposed, committed))
+        for depth in range(1, min(max(proposed.depths()), reached + 1, len(committed)) + 1):
             if len(self._accept_by_depth) < depth:
                 self._accept_by_depth.append(self._accept_by_depth[-1] if self._accept_by_depth else 0.7)
-            hit = float(depth <= len(path))
+            hit = float(depth <= reached)
             self._accept_by_depth[depth - 1] += _FORGET * (hit - self._accept_by_depth[depth - 1])
 
     def forget(self, request: Request) -> None:

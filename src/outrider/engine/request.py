@@ -14,6 +14,7 @@ from outrider.engine.outputs import Delta, RequestOutput, RequestTiming, Specula
 from outrider.engine.stops import OutputStream
 
 if TYPE_CHECKING:
+    from outrider.core.errors import OutriderError
     from outrider.models.loader import Model
 
 
@@ -38,11 +39,17 @@ class Request:
         self.lossy = lossy
         self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids)
         self.max_tokens = min(params.max_tokens or max_context, max_context - len(prompt))
+        if params.min_tokens > self.max_tokens:
+            raise ContextLengthError(
+                f"min_tokens={params.min_tokens} does not fit: the context of {max_context} leaves {self.max_tokens} "
+                f"tokens after a prompt of {len(prompt)}"
+            )
         self.output = OutputStream(self.sampling, self.max_tokens, model.tokenizer)
         self.view = SequenceView(
             request_id, tenant, list(prompt), len(prompt), self.sampling, self.output.remaining - 1
         )
         self.seq: int | None = None
+        self.error: str | None = None
         self.statistics = SpeculationStats()
         self.timing = RequestTiming(arrival=time.perf_counter())
         self.logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
@@ -79,6 +86,12 @@ class Request:
             self.timing.finished = now
         return emitted
 
+    def fail(self, error: OutriderError) -> None:
+        """End the request because the model's answer for it cannot be used."""
+        self.error = str(error)
+        self.output.abort("error")
+        self.timing.finished = time.perf_counter()
+
     def abort(self) -> None:
         """End the request with what was committed so far."""
         if not self.finished:
@@ -108,6 +121,7 @@ class Request:
             statistics=self.statistics,
             timing=self.timing,
             logprobs=self.logprobs,
+            error=self.error,
         )
 
     def _count_accepted(self, tree: DraftTree, node: int, depth: int) -> None:

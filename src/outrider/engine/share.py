@@ -19,9 +19,17 @@ if TYPE_CHECKING:
     from outrider.executors.base import Executor
 
 
+@dataclass(frozen=True)
+class Draft:
+    """tree: what is to be verified. proposed: the drafter's tree, before the planner left out what does not pay."""
+
+    tree: DraftTree = field(default_factory=DraftTree)
+    proposed: DraftTree = field(default_factory=DraftTree)
+
+
 @dataclass
 class Share:
-    """Rows ``tokens`` (tokens that are not in the KV cache yet; the last one is the root), then the nodes of ``tree``.
+    """Rows ``tokens`` (tokens that are not in the KV cache yet; the last one is the root), then the draft's nodes.
 
     chunk: the rows are a piece of a long prompt that ends before the root; they need no logits and get no draft.
     logits: [1 + len(tree), V] after the forward pass: of the root, then of the nodes. hidden: layer -> [all rows, H].
@@ -29,10 +37,14 @@ class Share:
 
     request: Request
     tokens: list[int]
-    tree: DraftTree = field(default_factory=DraftTree)
+    draft: Draft = field(default_factory=Draft)
     chunk: bool = False
     logits: torch.Tensor | None = None
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> DraftTree:
+        return self.draft.tree
 
     def segment(self) -> Segment:
         """What the executor is to forward."""

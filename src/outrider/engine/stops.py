@@ -68,11 +68,11 @@ class OutputStream:
             return False
         return True
 
-    def abort(self) -> None:
+    def abort(self, reason: FinishReason = "aborted") -> None:
         """End the request as it is; everything committed stays."""
         if self.finish_reason is None:
             self._flush()
-            self._finish("aborted", None)
+            self._finish(reason, None)
 
     def take_text(self) -> str:
         """Text that has become final since the last call."""

@@ -67,19 +67,10 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of one forward pass by number of rows, measured; linear in between and beyond."""
+    """Seconds of one forward pass by number of rows, as measured."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-
-    def at(self, rows: float) -> float:
-        xs, ys = self.rows, self.seconds
-        if len(xs) == 1:
-            return ys[0]
-        hi = next((i for i, x in enumerate(xs) if x >= rows), len(xs) - 1)
-        hi = max(hi, 1)
-        slope = (ys[hi] - ys[hi - 1]) / (xs[hi] - xs[hi - 1])
-        return max(ys[hi - 1] + slope * (rows - xs[hi - 1]), 0.0)
 
 
 class ExecutorFactory(Protocol):

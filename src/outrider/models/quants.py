@@ -98,8 +98,10 @@ def dequantize(kind: str, data: Bytes, shape: tuple[int, ...], dtype: torch.dtyp
         stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
         return torch.from_numpy(data.reshape(-1).copy()).view(stored).to(dtype).view(shape)
     blocks = data.reshape(-1, block.bytes)
-    out = torch.empty(math.prod(shape), dtype=dtype)
-    rows = out.view(-1, block.elements)
+    with torch.inference_mode(False):
+        # The mode belongs to a thread: those below could not write to a tensor made inside a caller's inference mode.
+        out = torch.empty(math.prod(shape), dtype=dtype)
+        rows = out.view(-1, block.elements)
     step = _CHUNK // block.elements * _CHUNKS_PER_TASK
     starts = range(0, len(blocks), step)
 

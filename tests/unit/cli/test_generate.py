@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_compare_finds_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert generate("abc", "--compare", "--method", "ngram", "--max-tokens", "80") == 1
     line = capsys.readouterr().out.strip().splitlines()[-1]
     assert line.startswith("identical output: no (first difference at output token ")
+    assert re.search(r"; the target scores them \d\S* apart\)$", line)
 
 
 def test_compare_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,30 +238,6 @@ def test_argmax_of_the_raw_logits_is_claimed_only_where_it_holds() -> None:
         assert not SamplingState(SamplingParams(**change), 9).is_argmax, change
 
 
-class TestOtherVocabulary:
-    def test_history_and_seed_stay_shared(self) -> None:
-        state = SamplingState(SamplingParams(temperature=1, frequency_penalty=1), 8, [1, 2])
-        view = state.for_other_vocabulary(8)
-        state.commit(5)
-        assert view.position == state.position == 3
-        assert view.seed == state.seed
-        assert torch.equal(view.logprobs(torch.zeros(8)), state.logprobs(torch.zeros(8)))
-
-    def test_columns_that_the_target_lacks_are_ruled_out(self) -> None:
-        view = SamplingState(SamplingParams(), 4).for_other_vocabulary(6)
-        assert view.argmax(row([0, 1, 0, 0, 9, 9])) == 1
-        assert not view.is_argmax
-        assert SamplingState(SamplingParams(), 4).for_other_vocabulary(4).is_argmax
-
-    def test_ids_beyond_a_smaller_one_are_left_out(self) -> None:
-        params = SamplingParams(
-            logit_bias={7: 5.0, 0: -5.0}, banned_token_ids=[6, 1], repetition_penalty=2, min_tokens=9
-        )
-        state = SamplingState(params, 8, [7, 2], end_ids=[5])
-        state.commit(7)
-        assert state.for_other_vocabulary(4).argmax(row([4, 9, 3, 2])) == 3
-
-
 @pytest.mark.parametrize("penalty", [1e300, 1e-300])
 def test_penalties_beyond_float32_are_refused_or_saturate(penalty: float) -> None:
     state = SamplingState(SamplingParams(repetition_penalty=penalty), 3, [0, 1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import SamplingParamsError, UnknownNameError
-from outrider.core.sampling import SamplingParams, with_defaults
+from outrider.core.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,3 @@ def test_unknown_names_are_refused_with_the_nearest_one() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
         SamplingParams.from_dict({"temprature": 1.0})
     assert SamplingParams.from_dict({"top_k": 3}).top_k == 3
-
-
-def test_copies_are_validated_again() -> None:
-    params = SamplingParams(temperature=0.5, seed=1)
-    assert with_defaults(params, top_k=4) == SamplingParams(temperature=0.5, seed=1, top_k=4)
-    with pytest.raises(SamplingParamsError):
-        with_defaults(params, top_p=3)

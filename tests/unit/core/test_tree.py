@@ -61,7 +61,7 @@ def test_shape() -> None:
 
 
 def test_a_chain_is_a_tree_with_one_path() -> None:
-    rows = [uniform_row(), uniform_row() - 1]
+    rows = [uniform_row(), uniform_row()]
     chain = DraftTree.chain([3, 3], logprobs=rows)
     assert chain.is_chain()
     assert list(chain.parents) == [ROOT, 0]
@@ -84,8 +84,9 @@ def test_a_chain_is_a_tree_with_one_path() -> None:
         ({"sources": [("a",)]}, "different lengths"),
         ({"logprobs": {ROOT: torch.zeros(VOCAB + 1)}}, "have shape"),
         ({"logprobs": {5: uniform_row()}}, "have shape"),
-        ({"logprobs": {ROOT: torch.full((VOCAB,), math.nan)}}, "hold NaN"),
-        ({"logprobs": {0: torch.tensor([0.0, -math.inf, 0, 0, 0, 0])}}, "drawn with probability zero"),
+        ({"logprobs": {ROOT: torch.full((VOCAB,), 5.0)}}, "not to 1"),
+        ({"logprobs": {ROOT: torch.full((VOCAB,), math.nan)}}, "add up to nan"),
+        ({"logprobs": {0: torch.tensor([0.2, 0, 0.2, 0.2, 0.2, 0.2]).log()}}, "drawn with probability zero"),
     ],
 )
 def test_broken_promises_are_named(change: dict, message: str) -> None:

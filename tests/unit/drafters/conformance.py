@@ -40,7 +40,7 @@ def check_limits(tree: DraftTree, view: SequenceView, budget: Budget) -> None:
 def trees_are_valid(build: Build, width: int | None, regime: dict[str, object]) -> None:
     """Over random rounds with changing budgets and shrinking room."""
     chance = random.Random(3)
-    drafter = build(tree_width=width)
+    drafter = build() if width is None else build(tree_width=width)
     for request in range(4):
         view = make_view(PROMPT, request, **regime)  # type: ignore[arg-type]
         simulation = Simulation(drafter, view, seed=request).open()
@@ -174,8 +174,8 @@ def batches_change_nothing(build: Build, regime: dict[str, object]) -> None:
 
 
 def memory_is_freed(build: Build) -> None:
-    """A thousand requests leave no more behind than two hundred: what tenants keep is bounded."""
-    drafter = build(suffix_decoding_max_cached_requests=4)
+    """A thousand requests, of more tenants than are remembered, leave no more behind than two hundred."""
+    drafter = build()
     sizes: list[int] = []
     for request in range(1000):
         view = make_view([1, 5 + request % 20, 6, 7, 5], request, tenant=f"t{request % 50}")

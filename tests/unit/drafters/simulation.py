@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 
-from outrider.core.config import SpeculativeConfig
+from outrider.core.config import AUTO, SpeculativeConfig
 from outrider.core.noise import Stream
 from outrider.core.sampling import SamplingParams, SamplingState
 from outrider.core.tree import ROOT, DraftTree
@@ -17,9 +18,18 @@ from tests.support.fakes import EOS, VOCAB, OpenFake, fake_model, random_logits
 
 
 def context(**config: object) -> DrafterContext:
-    """What a drafter is built from, over the fake target; a draft model's logits are near the target's."""
-    if "draft_model" in str(config.get("method", "")):
+    """What a drafter is built from, over the fake target; a draft model's logits are near the target's.
+
+    Options that the method would refuse, because it does not read them, are left out.
+    """
+    method = str(config.get("method", ""))
+    if "draft_model" in method:
         config.setdefault("model", "fake")
+    readers = {option.name: option.metadata["method"] for option in fields(SpeculativeConfig)}
+    read = (method, *(AUTO if method == "auto" else method.split("+")))
+    config = {name: value for name, value in config.items() if readers[name] is None or readers[name] in read}
+    if method == "none":
+        config = {"method": method}
     return DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFake())  # type: ignore[arg-type]
 
 

@@ -116,7 +116,8 @@ def test_one_failing_member_does_not_stop_the_others(caplog: pytest.LogCaptureFi
         cascade.close(view)
     assert good.told == ["open", "observe", "observe", "observe", "close"]
     assert cascade.failures == {"broken": 8}
-    assert [record.getMessage() for record in caplog.records] == ["drafter broken failed; the others go on"]
+    assert len(caplog.records) == 1
+    assert "drafter broken failed" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize(

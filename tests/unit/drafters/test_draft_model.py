@@ -140,6 +140,17 @@ class TestKV:
         # The prompts, then three levels: the last one is not forwarded.
         assert opener.opened[0].forwards == 4
 
+    def test_a_prompt_is_read_when_its_request_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_CHUNK", 10)
+        opener = Opener()
+        drafter, twin = make(opener), make(Opener())
+        view = make_view([3 + j % 20 for j in range(25)])
+        drafter.open(view)
+        assert opener.opened[0].forwards == 3
+        assert opener.opened[0]._committed[1] == view.tokens[:-1]
+        assert drafter.propose([view], Budget(1, 1)) == twin.propose([view], Budget(1, 1))
+        assert opener.opened[0].rows == 25
+
     def test_long_prompts_are_read_in_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CHUNK", 10)
         opener = Opener()
@@ -179,6 +190,8 @@ class TestKV:
         opener = Opener(max_context=8)
         drafter = make(opener)
         views = [make_view([5] * n, n, logit_bias={EOS: -100.0}) for n in (6, 8, 9)]
+        for view in views:
+            drafter.open(view)
         trees = drafter.propose(views, Budget(9, 9))
         assert [len(tree) for tree in trees] == [3, 1, 0]
 

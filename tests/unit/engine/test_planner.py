@@ -109,10 +109,38 @@ def test_a_dear_drafter_in_vain_is_asked_for_less_and_probed_again() -> None:
     assert plan.budget(1).depth == 8
     for _ in range(100):
         plan.observe_draft([tree], 2.0)
-        plan.observe_accepted(Stub(), tree, [])  # type: ignore[arg-type]
+        plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
     depths = [plan.budget(1).depth for _ in range(64)]
     assert set(depths) == {0, 1}
     assert 1 <= depths.count(1) <= 8
+
+
+def test_a_dear_drafter_that_gets_better_gets_its_depth_back() -> None:
+    plan = planner([1.0] * 32, nodes=8)
+    tree = chain(*[0.9] * 8)
+    for _ in range(100):
+        plan.observe_draft([tree], 0.8)
+        plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
+    assert plan.budget(1).depth <= 1
+    for _ in range(2000):
+        depth = plan.budget(1).depth
+        if depth:
+            shallow = chain(*[0.9] * depth)
+            plan.observe_committed(Stub(), shallow, [*shallow.tokens, 9])  # type: ignore[arg-type]
+    assert plan.budget(1).depth == 8
+
+
+def test_nodes_that_were_left_out_can_come_back() -> None:
+    """The steep price keeps a drafter out after many wrong rounds; being right, though unverified, brings it back."""
+    curve = CostCurve((1, 2, 3, 4), (1.0, 1.5, 2.0, 2.5))
+    plan = Planner(SpeculativeConfig(num_speculative_tokens=4), ChaosDrafter(), Calibrator(), ForwardPrice(curve))
+    tree = DraftTree([3, 4], [-1, 0], [0.9, 0.9], sources=[("x",), ("x",)])
+    for _ in range(200):
+        plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
+    assert len(plan.select([Stub()], [tree])[0]) == 0  # type: ignore[list-item]
+    for _ in range(200):
+        plan.observe_committed(Stub(), tree, [3, 4, 9])  # type: ignore[arg-type]
+    assert len(plan.select([Stub()], [tree])[0]) == 2  # type: ignore[list-item]
 
 
 def test_a_dear_drafter_that_is_right_keeps_its_depth() -> None:
@@ -120,7 +148,7 @@ def test_a_dear_drafter_that_is_right_keeps_its_depth() -> None:
     tree = chain(0.9, 0.9, 0.9, 0.9)
     for _ in range(100):
         plan.observe_draft([tree], 0.4)
-        plan.observe_accepted(Stub(), tree, [0, 1, 2, 3])  # type: ignore[arg-type]
+        plan.observe_committed(Stub(), tree, [*tree.tokens, 9])  # type: ignore[arg-type]
     assert plan.budget(1).depth == 8
 
 

@@ -57,26 +57,16 @@ class Sequences(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.executor = new_executor(72)
+        self.executor = new_executor(96)
         self.committed: dict[int, Path] = {}
         self.pending: dict[int, list[Path]] = {}
 
-    def chosen(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(sorted(self.committed)), "sequence")
-
-    @precondition(lambda self: len(self.committed) < 5)
+    @precondition(lambda self: len(self.committed) < 4)
     @rule()
     def open(self) -> None:
         seq = self.executor.open()
         assert seq not in self.committed
         self.committed[seq], self.pending[seq] = (), []
-
-    @precondition(lambda self: self.committed)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        seq = self.chosen(data)
-        self.executor.close(seq)
-        del self.committed[seq], self.pending[seq]
 
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
@@ -105,7 +95,7 @@ class Sequences(RuleBasedStateMachine):
 
     def grow(self, data: st.DataObject, seq: int) -> tuple[Segment, list[Path]]:
         count = data.draw(st.integers(1, 9), "rows")
-        chain = data.draw(st.booleans(), "chain")
+        chain = data.draw(st.integers(0, 3), "chain") == 1
         tokens, parents, paths = [], [], list(self.pending[seq])
         for _ in range(count):
             last = len(paths) - 1
@@ -135,9 +125,22 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        seq = self.chosen(data)
+    def round(self, data: st.DataObject) -> None:
+        """Forward and commit at once, so that sequences get on."""
+        self.forward(data)
+        if any(self.pending.values()):
+            self.commit(data)
+
+    @precondition(lambda self: any(len(tokens) > 12 for tokens in self.committed.values()))
+    @rule(data=st.data())
+    def shorten(self, data: st.DataObject) -> None:
+        """Truncate, or close, a sequence that has grown."""
+        seq = data.draw(st.sampled_from(sorted(seq for seq, tokens in self.committed.items() if len(tokens) > 12)))
         length = data.draw(st.integers(0, len(self.committed[seq])), "length")
+        if length == 0:
+            self.executor.close(seq)
+            del self.committed[seq], self.pending[seq]
+            return
         self.executor.truncate(seq, length)
         self.committed[seq] = self.committed[seq][:length]
         self.pending[seq].clear()
@@ -156,7 +159,7 @@ class Sequences(RuleBasedStateMachine):
 
 TestSequences = Sequences.TestCase
 TestSequences.settings = settings(
-    max_examples=80,
+    max_examples=60,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
