@@ -9,7 +9,6 @@ is timed, so that a neighbour on the machine disturbs all columns alike. Medians
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from outrider import _native
 from outrider.executors.base import Segment
+from outrider.executors.native import default_threads
 from outrider.executors.native.executor import NativeExecutor
 from outrider.models.loader import load_model
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=200, help="committed tokens before the rows")
     parser.add_argument("--rows", default="1,2,4,8,16,32", help="numbers of rows to time")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--quantization", choices=["int8", "int4"])
     args = parser.parse_args()
     rows = [int(part) for part in args.rows.split(",")]

@@ -199,6 +199,29 @@ def test_after_truncation_and_recomputation(variant: str, format: str, isa: str)
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_a_pass_of_more_rows_than_go_through_the_layers_together(isa: str) -> None:
+    """The native pass takes rows in chunks of its own; here two sequences lie across their boundaries."""
+    text = random.Random(3).choices(range(128), k=400)
+    reference = Run(executor("qwen2-window", "int8", isa))
+    for _ in range(400):
+        reference.chain(text, 1)
+    target = executor("qwen2-window", "int8", isa, 2)
+    runs = [Run(target), Run(target)]
+    segments = [
+        Segment.chain(run.seq, text[:count], logits)
+        for run, count, logits in zip(runs, (150, 400), (range(100, 150), None), strict=True)
+    ]
+    output = target.forward(segments, hidden_layers=[2])
+    runs[0].keep(output.logits[:50], 100)
+    runs[1].keep(output.logits[50:], 0)
+    assert torch.equal(output.hidden[2][:150], output.hidden[2][150:300])
+    for run, count in zip(runs, (150, 400), strict=True):
+        target.commit(run.seq, range(count))
+        check(reference, run)
+    reference.target.close(reference.seq)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", ["llama", "qwen2-window"])
 def test_with_float32_kv(variant: str, isa: str) -> None:
     run = Run(executor(variant, "bf16", isa, 2, "float32"))

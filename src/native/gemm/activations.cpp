@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -17,7 +18,7 @@ std::shared_ptr<T> allocate(std::int64_t count) {
 }
 
 // Fewer values than this are not worth waking the pool for.
-constexpr std::int64_t kParallelValues = 16384;
+constexpr std::int64_t kParallelValues = 65536;
 
 }  // namespace
 

@@ -71,22 +71,23 @@ void Runner::Pass::embed() {
   });
 }
 
-void Runner::Pass::quantize(const float* x, std::int64_t k, std::initializer_list<const PackedMatrix*> matrices) {
+void Runner::Pass::quantize(const float* x, std::int64_t ldx, std::int64_t k,
+                            std::initializer_list<const PackedMatrix*> matrices) {
   ActivationForms forms;
   for (const PackedMatrix* matrix : matrices) forms.add(*matrix);
-  scratch_.quantized.assign(x, k, num_rows_, k, forms, pool_, isa_);
+  scratch_.quantized.assign(x, ldx, num_rows_, k, forms, pool_, isa_);
 }
 
 void Runner::Pass::attention_block(int layer) {
   const LayerWeights& w = model_.layers[layer];
-  quantize(scratch_.normed.data(), hidden_, {&w.q, &w.k, &w.v});
+  quantize(scratch_.normed.data(), hidden_, hidden_, {&w.q, &w.k, &w.v});
   float* qkv = scratch_.qkv.data();
   const GemmTask tasks[] = {
       {&w.q, qkv, qkv_size_}, {&w.k, qkv + q_size_, qkv_size_}, {&w.v, qkv + q_size_ + kv_size_, qkv_size_}};
   gemm(tasks, scratch_.quantized, pool_, isa_);
   each_row(4 * qkv_size_, [&](int row) { finish_projections(w, layer, row); });
   attend(w, layer);
-  quantize(scratch_.attended.data(), q_size_, {&w.o});
+  quantize(scratch_.attended.data(), q_size_, q_size_, {&w.o});
   const GemmTask out{&w.o, scratch_.projected.data(), hidden_};
   gemm({&out, 1}, scratch_.quantized, pool_, isa_);
   add_and_norm(&w.o_bias, &w.post_attention_norm);
@@ -121,7 +122,7 @@ void Runner::Pass::finish_projections(const LayerWeights& w, int layer, int row)
 
 void Runner::Pass::mlp_block(int layer) {
   const LayerWeights& w = model_.layers[layer];
-  quantize(scratch_.normed.data(), hidden_, {&w.gate, &w.up});
+  quantize(scratch_.normed.data(), hidden_, hidden_, {&w.gate, &w.up});
   float* gate_up = scratch_.gate_up.data();
   const int stride = 2 * inner_;
   const GemmTask tasks[] = {{&w.gate, gate_up, stride}, {&w.up, gate_up + inner_, stride}};
@@ -134,9 +135,7 @@ void Runner::Pass::mlp_block(int layer) {
     if (!w.up_bias.empty()) ops_.add(w.up_bias.data(), inner_, up);
     ops_.swiglu(gate, up, inner_, gate);
   });
-  ActivationForms forms;
-  forms.add(w.down);
-  scratch_.quantized.assign(gate_up, stride, num_rows_, inner_, forms, pool_, isa_);
+  quantize(gate_up, stride, inner_, {&w.down});
   const GemmTask out{&w.down, scratch_.projected.data(), hidden_};
   gemm({&out, 1}, scratch_.quantized, pool_, isa_);
   const bool last = layer + 1 == static_cast<int>(model_.layers.size());

@@ -22,7 +22,6 @@ class Runner::Pass {
   void run(const ForwardOutput&);
 
  private:
-  // forward.cpp's caller has appended the rows; these look up where they stand.
   void plan_rows();
   void plan_tiles();
   void rotate_angles();
@@ -38,7 +37,8 @@ class Runner::Pass {
 
   // x += projected (+ bias), then normed = norm(x), row by row; ``norm`` null: no norm follows.
   void add_and_norm(const std::vector<float>* bias, const std::vector<float>* norm);
-  void quantize(const float* x, std::int64_t k, std::initializer_list<const PackedMatrix*> matrices);
+  // Prepares rows x [rows, k], stride ldx, for products with these matrices.
+  void quantize(const float* x, std::int64_t ldx, std::int64_t k, std::initializer_list<const PackedMatrix*> matrices);
   template <typename F>
   void each_row(std::int64_t cost, F&& fn);
 

@@ -169,10 +169,13 @@ class QuantizedRows {
   std::int64_t k() const { return k_; }
   const ActivationForms& forms() const { return forms_; }
 
-  // For the block that starts at row (a multiple of kBlock): group g, row i at [g * rows_in_block + i].
-  const std::int8_t* q(std::int64_t row) const { return q_.get() + row * k_; }
-  const ActivationGroup* groups(std::int64_t row) const { return groups_.get() + row * (k_ / kGroup); }
-  const std::uint16_t* bf16(std::int64_t row) const { return bf16_.get() + row * k_; }
+  // For the block that starts at row (a multiple of kBlock): group g, row i at [g * rows_in_block + i]. Null for a form
+  // that was not prepared.
+  const std::int8_t* q(std::int64_t row) const { return forms_.int8 ? q_.get() + row * k_ : nullptr; }
+  const ActivationGroup* groups(std::int64_t row) const {
+    return forms_.int8 ? groups_.get() + row * (k_ / kGroup) : nullptr;
+  }
+  const std::uint16_t* bf16(std::int64_t row) const { return forms_.bf16 ? bf16_.get() + row * k_ : nullptr; }
 
  private:
   void reserve();

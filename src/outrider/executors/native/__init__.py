@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from outrider.core.errors import ConfigError
 
 
@@ -26,3 +28,10 @@ def require() -> None:
     reason = why_unavailable()
     if reason is not None:
         raise ConfigError(reason)
+
+
+def default_threads() -> int:
+    """One per processor that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -14,7 +13,7 @@ import torch
 
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.executors.base import Executor, ForwardOutput, Segment
-from outrider.executors.native import require
+from outrider.executors.native import default_threads, require
 
 if TYPE_CHECKING:
     from outrider.models.loader import Model
@@ -66,7 +65,7 @@ class NativeExecutor(Executor):
         self._page_size = page_size
         self._num_pages = -(-kv_tokens // page_size)
         self._max_context = max_context or min(config.max_position, self.total_tokens)
-        pool = _native.ThreadPool(threads or len(os.sched_getaffinity(0)))
+        pool = _native.ThreadPool(threads or default_threads())
         packed = load_or_pack(model, quantization, pool, use_cache=packed_cache)
         self.quantization_error = packed.worst_error
         """Largest relative error (Frobenius norm) that quantising a float matrix brought in; 0 if none was."""
