@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +60,7 @@ class TorchModel:
         self._layers = [self._load_layer(i) for i in range(config.num_layers)]
         self._embedding = Embedding(config, weights, dtype, device)
         self._rotary = RotaryTable(config, max_context, device)
+        _return_freed_memory()
 
     def forward(
         self, batch: Batch, kv: torch.Tensor, hidden_layers: Sequence[int]
@@ -149,3 +152,11 @@ class TorchModel:
             rotary=i not in c.no_rope_layers,
             windowed=c.window(i) is not None,
         )
+
+
+def _return_freed_memory() -> None:
+    """Hand what the C library has freed back to the system: 0.5 GB after the weights of a 1.5B model were read."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+        if trim is not None:
+            trim(0)
