@@ -17,8 +17,9 @@ std::shared_ptr<T> allocate(std::int64_t count) {
   return {memory, [](T* p) { std::free(p); }};
 }
 
-// Fewer values than this are not worth waking the pool for.
-constexpr std::int64_t kParallelValues = 65536;
+// Groups that one item of the pool's work converts, and from how many on the pool is worth waking. An item is a piece
+// of a block's stretch of memory: were it a row, threads would write to the same cache lines.
+constexpr std::int64_t kGroupsPerItem = 256, kParallelGroups = 2048;
 
 }  // namespace
 
@@ -47,20 +48,28 @@ void QuantizedRows::assign(const float* x, std::int64_t ldx, std::int64_t rows, 
   forms_ = forms;
   reserve();
   const std::int64_t groups = k / kGroup;
-  const auto convert = [&](std::int64_t row) {
-    const std::int64_t block = row / kBlock * kBlock, in_block = std::min(kBlock, rows - block);
-    for (std::int64_t g = 0; g < groups; ++g) {
-      const std::int64_t index = block * groups + g * in_block + (row - block);
-      const float* values = x + row * ldx + g * kGroup;
-      if (forms.int8) kernels.quantize(values, q_.get() + index * kGroup, groups_.get() + index);
-      if (forms.bf16) kernels.round_to_bf16(values, bf16_.get() + index * kGroup);
+  const auto convert = [&](std::int64_t block, std::int64_t first, std::int64_t last) {
+    const std::int64_t in_block = std::min(kBlock, rows - block);
+    for (std::int64_t row = 0; row < in_block; ++row) {
+      for (std::int64_t g = first; g < last; ++g) {
+        const std::int64_t index = block * groups + g * in_block + row;
+        const float* values = x + (block + row) * ldx + g * kGroup;
+        if (forms.int8) kernels.quantize(values, q_.get() + index * kGroup, groups_.get() + index);
+        if (forms.bf16) kernels.round_to_bf16(values, bf16_.get() + index * kGroup);
+      }
     }
   };
-  if (rows * k < kParallelValues) {
-    for (std::int64_t row = 0; row < rows; ++row) convert(row);
-  } else {
-    pool.parallel_for(rows, convert);
+  const std::int64_t blocks = (rows + kBlock - 1) / kBlock;
+  if (rows * groups < kParallelGroups) {
+    for (std::int64_t b = 0; b < blocks; ++b) convert(b * kBlock, 0, groups);
+    return;
   }
+  const std::int64_t step = std::max<std::int64_t>(1, kGroupsPerItem / std::min(kBlock, rows));
+  const std::int64_t pieces = (groups + step - 1) / step;
+  pool.parallel_for(blocks * pieces, [&](std::int64_t item) {
+    const std::int64_t first = item % pieces * step;
+    convert(item / pieces * kBlock, first, std::min(first + step, groups));
+  });
 }
 
 }  // namespace outrider
