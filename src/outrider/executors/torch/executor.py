@@ -9,11 +9,12 @@ import torch
 
 from outrider.core.errors import ConfigError, ContextLengthError, UsageError
 from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment
-from outrider.executors.torch.attention import SegmentPlan, TreeOrder, causal_mask
+from outrider.executors.torch.attention import SegmentPlan, causal_mask
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
 from outrider.executors.torch.model import Batch, TorchModel
-from outrider.executors.torch.products import COLUMN_MULTIPLE, round_up
+from outrider.executors.torch.products import COLUMN_MULTIPLE, arithmetic_of, round_up
+from outrider.executors.torch.tree import order_tree
 from outrider.models.loader import Model
 
 
@@ -186,21 +187,26 @@ class TorchExecutor(Executor):
         """Plan the segment whose rows are the last pending ones of ``state``."""
         stop = state.length + state.pending
         first = state.pending - len(positions)
-        columns = round_up(int(positions.max()) + 1, COLUMN_MULTIPLE)
         in_order = state.parents == list(range(-1, state.pending - 1))
+        # A tree needs one column, the last, that is no row's.
+        columns = round_up(int(positions.max()) + (1 if in_order else 2), COLUMN_MULTIPLE)
+        arithmetic = arithmetic_of(self.dtype)
+        tree = None
+        if not in_order:
+            tree = order_tree(state, range(first, state.pending), columns, arithmetic, self.device)
         positions = positions.to(self.device)
         mask = causal_mask(positions, columns, None)
         window = self.config.sliding_window
+        kv_heads, head_dim = self.config.num_kv_heads, self.config.head_dim
         return SegmentPlan(
             rows=rows,
             written=self._cache.slots(state, state.length + first, stop),
             read=self._cache.slots(state, 0, stop),
-            tree=None if in_order else TreeOrder.build(state, range(first, state.pending), columns, self.device),
+            tree=tree,
             mask=mask,
             window_mask=mask if window is None else causal_mask(positions, columns, window),
-            gathered=self._cache.data.new_zeros(
-                2, self.config.num_kv_heads, round_up(stop, COLUMN_MULTIPLE), self.config.head_dim
-            ),
+            edges=[*range(0, columns, arithmetic.block), columns],
+            gathered=self._cache.data.new_zeros(2, kv_heads, round_up(stop, COLUMN_MULTIPLE), head_dim),
         )
 
     def _forget(self, segments: Sequence[Segment]) -> None:

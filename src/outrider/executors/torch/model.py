@@ -113,7 +113,7 @@ class TorchModel:
         for plan in plans:
             cache[:, :, plan.written] = kv[:, :, plan.rows]
             mask = plan.window_mask if layer.windowed else plan.mask
-            out[plan.rows] = attend(queries[plan.rows], *plan.gather(cache), plan.tree, mask)
+            out[plan.rows] = attend(queries[plan.rows], *plan.gather(cache), mask, plan)
 
     def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm (Zhang and Sennrich, 2019) over the last axis, in float32: x / sqrt(mean(x^2) + eps) * weight."""

@@ -5,13 +5,19 @@ kernels add up in one order. Observed with PyTorch 2.13 on x86 CPUs with AVX-512
 several (tests/parity/test_torch_row_invariance.py holds it):
 
 - oneDNN with packed weights: every number of rows agrees, except one row alone, which takes a kernel of its own.
-- Batched products in bfloat16 (oneDNN): any number of rows and of terms, up to 1,024 terms.
-- Batched products in float32 (MKL): any multiple of 4 rows with any multiple of 16 columns; up to 192 terms.
+- Batched products in bfloat16 (oneDNN): any number of rows, and up to 1,024 terms, which are added in ascending order
+  two at a time.
+- Batched products in float32 (MKL): any multiple of 4 rows with any multiple of 16 columns, and up to 192 terms, which
+  are added in ascending order.
 
-Zeros that follow the terms of a sum leave its bits alone, so short sums may be padded.
+Terms that are zero leave a sum's bits alone, after the others or between the groups that a kernel adds in one step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +28,27 @@ MIN_ROWS = 4
 COLUMN_MULTIPLE = 16
 """Keys are padded to a multiple of this."""
 
-_ROW_MULTIPLE = {torch.float32: 4}
-_MAX_TERMS = {torch.float32: 128}
-_MAX_TERMS_16_BIT = 1024
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How batched products of one dtype are shaped.
+
+    rows: their number is padded to a multiple of this. block: terms that are left to one product; longer sums are split
+    at multiples of this position. group: terms that a kernel may add in one step; aligned groups of positions are never
+    torn apart.
+    """
+
+    rows: int
+    block: int
+    group: int
+
+
+_FLOAT32 = Arithmetic(rows=4, block=128, group=1)
+_FLOAT16 = Arithmetic(rows=1, block=768, group=4)
+
+
+def arithmetic_of(dtype: torch.dtype) -> Arithmetic:
+    return _FLOAT32 if dtype == torch.float32 else _FLOAT16
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -63,22 +87,21 @@ def dot(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return _bmm(queries, keys.transpose(1, 2))
 
 
-def weighted_sum(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def weighted_sum(weights: torch.Tensor, values: torch.Tensor, edges: Sequence[int]) -> torch.Tensor:
     """weights [batch, rows, columns], values [batch, columns, d] -> [batch, rows, d].
 
-    Long sums are taken in blocks that start at fixed columns, added up in float32.
+    edges: columns at which the blocks of the sum begin, and the number of columns; blocks are added up in float32.
     """
-    columns = weights.shape[-1]
-    block = _MAX_TERMS.get(weights.dtype, _MAX_TERMS_16_BIT)
-    if columns <= block:
+    if len(edges) == 2:
         return _bmm(weights, values)
-    total = _bmm(weights[..., :block], values[:, :block]).float()
-    for start in range(block, columns, block):
-        total += _bmm(weights[..., start : start + block], values[:, start : start + block])
+    blocks = [slice(*pair) for pair in pairwise(edges)]
+    total = _bmm(weights[..., blocks[0]], values[:, blocks[0]]).float()
+    for block in blocks[1:]:
+        total += _bmm(weights[..., block], values[:, block])
     return total.to(weights.dtype)
 
 
 def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     rows = a.shape[1]
-    padding = -rows % _ROW_MULTIPLE.get(a.dtype, 1)
+    padding = -rows % arithmetic_of(a.dtype).rows
     return torch.bmm(F.pad(a, (0, 0, 0, padding)), b)[:, :rows] if padding else torch.bmm(a, b)
