@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from outrider.core import transform
 from outrider.core.gumbel import gumbel_top_k
 from outrider.core.noise import Stream, gumbel
 
@@ -41,7 +44,9 @@ def most_likely(view: SequenceView, logits: torch.Tensor, path: Sequence[int], k
     """For greedy requests: the k best tokens; each score is the draft model's probability."""
     logits = view.sampling.adjusted(logits, path)
     values, tokens = logits.topk(min(k, len(logits)))
-    scores = (values - logits.logsumexp(0)).exp().clamp(max=1.0).tolist()
+    # In NumPy, on one thread: PyTorch would wake its own for it, which then get in the way of an executor's.
+    logprobs = transform.log_softmax(logits.numpy() - values[0].numpy())
+    scores = np.exp(logprobs[tokens.numpy()]).clip(max=1.0).tolist()
     kept = [(token, score) for token, score in zip(tokens.tolist(), scores, strict=True) if score > 0]
     return Children([token for token, _ in kept], [score for _, score in kept])
 
