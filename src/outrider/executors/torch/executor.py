@@ -75,7 +75,6 @@ class TorchExecutor(Executor):
     def close(self, seq: int) -> None:
         self._cache.close(seq)
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
         added = self._check(segments, hidden_layers)
         self._cache.reserve([(self._cache[s.seq], len(s.tokens)) for s in segments])
@@ -83,8 +82,11 @@ class TorchExecutor(Executor):
             self._cache[segment.seq].parents.extend(segment.parents)
             self._cache[segment.seq].depths.extend(depths)
         try:
-            logits, hidden = self._model.forward(self._batch(segments), self._cache.data, hidden_layers)
-            return ForwardOutput(logits.float().cpu(), hidden)
+            with torch.inference_mode():
+                logits, hidden = self._model.forward(self._batch(segments), self._cache.data, hidden_layers)
+            # Copies made outside of inference mode are ordinary tensors, which may be changed and trained on.
+            rows = {layer: x.clone() for layer, x in hidden.items()}
+            return ForwardOutput(logits.to("cpu", torch.float32, copy=True), rows)
         except BaseException:
             self._forget(segments)
             raise

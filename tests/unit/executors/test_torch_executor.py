@@ -1,4 +1,4 @@
-"""What a torch executor refuses, in what words, and that it refuses before anything has changed."""
+"""What a torch executor refuses, in what words, and that it refuses before anything has changed; what it returns."""
 
 from __future__ import annotations
 
@@ -162,3 +162,17 @@ def test_sizes() -> None:
     assert executor.max_context == 64, "no sequence can be longer than the cache"
     assert executor_of(kv_tokens=4096).max_context == 512, "nor than the model's positions"
     assert executor_of(max_context=30).max_context == 30
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_outputs_are_ordinary_tensors(dtype: str) -> None:
+    """They may be changed in place, and a head may be trained on them."""
+    executor = executor_of(dtype=dtype)
+    output = executor.forward([Segment.chain(executor.open(), [1, 2, 3])], hidden_layers=[0, 3])
+    assert output.logits.dtype == torch.float32
+    output.logits.add_(1)
+    for hidden in output.hidden.values():
+        assert hidden.dtype == executor.dtype
+        head = torch.ones(64, dtype=hidden.dtype, requires_grad=True)
+        (hidden @ head).sum().backward()
+        assert head.grad is not None
