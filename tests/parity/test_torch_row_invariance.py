@@ -1,14 +1,13 @@
 """A row's logits have the same bits however it is computed: alone, in a chain, a chunk, a tree or a batch.
 
 This is an observed property of the matrix libraries under the torch executor (see `outrider.executors.torch.products`),
-not one that they promise. It is held here for the CPUs on which it was observed, those with AVX-512; elsewhere the
-logits are only held to be close.
+not one that they promise. It is held on the kind of CPU on which it was observed. On others a test that finds different
+bits, if they are close, is skipped and says so.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,17 +43,20 @@ SHAPES = {
     "window, q and k norms": {"vocab_size": VOCABULARY, "sliding_window": 12, "qk_norm": True},
 }
 
-ExecutorOf = Callable[..., TorchExecutor]
-
-CLOSE = 0.1  # of bfloat16, where logits spread by about 1 and rounding of three blocks leaves 0.02
-EXACT = torch.backends.mkl.is_available() and torch.cpu.get_capabilities().get("avx512_f", False)
+CAPABILITIES = torch.cpu.get_capabilities()
+CPU = str(CAPABILITIES.get("cpu_name"))
+OBSERVED = "AMD" in CPU and CAPABILITIES.get("avx512_bf16", False)
+CLOSE = 0.1  # for bfloat16: logits spread by about 1, and rounding leaves differences of about 0.02
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    if EXACT:
-        assert torch.equal(actual, expected), f"bits differ, by up to {(actual - expected).abs().max():.3g}"
-    else:
-        torch.testing.assert_close(actual, expected, rtol=0, atol=CLOSE)
+    if torch.equal(actual, expected):
+        return
+    torch.testing.assert_close(actual, expected, rtol=0, atol=CLOSE)
+    what = f"bits differ, by up to {(actual - expected).abs().max():.3g}"
+    if not OBSERVED:
+        pytest.skip(f"the libraries' kernels for {CPU} depend on the number of rows: {what}")
+    pytest.fail(what)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -154,7 +156,14 @@ def test_where_blocks_of_long_sums_meet(shape: str, dtype: str) -> None:
         executor.close(seq)
 
 
-def test_the_comparison_can_fail(executor: TorchExecutor, sequence: list[int], alone: torch.Tensor) -> None:
-    changed = [*sequence[:40], (sequence[40] + 1) % VOCABULARY, *sequence[41:60]]
-    with pytest.raises(AssertionError):
+def test_a_wrong_token_is_seen(executor: TorchExecutor, sequence: list[int], alone: torch.Tensor) -> None:
+    changed = [*sequence[:59], (sequence[59] + 1) % VOCABULARY]
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         assert_same(logits_in_chunks(executor, changed, 60)[-1:], alone[59:60])
+
+
+@pytest.mark.skipif(not OBSERVED, reason="bits are not held on this CPU")
+def test_one_bit_is_seen() -> None:
+    logits = torch.ones(3)
+    with pytest.raises(pytest.fail.Exception, match=r"bits differ, by up to 1\.19e-07"):
+        assert_same(logits.nextafter(torch.tensor(2.0)), logits)

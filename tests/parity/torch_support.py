@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.executors.base import COMMITTED, ForwardOutput, Segment
+from outrider.executors.base import COMMITTED, Segment
 from outrider.executors.torch.executor import TorchExecutor
 
 
@@ -70,8 +70,3 @@ def logits_in_chunks(executor: TorchExecutor, sequence: Sequence[int], chunk: in
         executor.commit(seq, range(len(part)))
     executor.close(seq)
     return torch.cat(parts)
-
-
-def forward_rows(output: ForwardOutput, rows: Sequence[int], offset: int = 0) -> torch.Tensor:
-    """Logits of the given rows, in a forward pass in which every row has logits."""
-    return output.logits[[offset + row for row in rows]]
