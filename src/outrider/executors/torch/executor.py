@@ -21,6 +21,9 @@ from outrider.models.loader import Model
 class TorchExecutor(Executor):
     """Runs a model with plain PyTorch.
 
+    On CPUs it was observed that a row's logits do not depend, to the bit, on what else a forward pass holds or on how
+    the prefix came about; see `outrider.executors.torch.products` for how far that goes.
+
     dtype: a torch.dtype, its name, or "auto" (see `resolve_dtype`). kv_tokens: rows that the KV cache holds, rounded up
     to whole pages of ``page_size``. max_context: longest sequence; default: the model's, or what the cache holds.
     threads: PyTorch's own, for the whole process; None leaves them alone. quantization: not supported.
