@@ -129,7 +129,9 @@ def test_bench_prints_and_saves(
 ) -> None:
     use_fakes(monkeypatch, repetitive_logits)
     monkeypatch.setattr("outrider.bench.machine.read_bandwidth", lambda: 1e9)
-    assert bench(prompt_file, "--methods", "none,ngram", "--categories", "a") == 0
+    figure = prompt_file.with_name("figure.png")
+    assert bench(prompt_file, "--methods", "none,ngram", "--categories", "a", "--plot", str(figure)) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
     out, err = capsys.readouterr()
     assert "overall" in out
     assert "saved" in err
@@ -142,6 +144,13 @@ def test_bench_prints_and_saves(
     assert {row["category"] for row in record["rows"]} == {"a"}
     assert [s["identical"] for s in record["summary"]] == [s["compared"] for s in record["summary"]]
     assert record["baseline"] == "none"
+    for row in record["rows"]:
+        found = row["speculation"]
+        outcomes = found["rounds_by_draft"]
+        assert sum(rounds for _, _, rounds in outcomes) == found["rounds"]
+        assert sum(nodes * rounds for nodes, _, rounds in outcomes) == found["drafted"]
+        assert sum(kept * rounds for _, kept, rounds in outcomes) == found["accepted"]
+    assert any(row["speculation"]["accepted"] for row in record["rows"])
 
 
 def test_bench_tells_of_failures(
@@ -164,6 +173,7 @@ def test_bench_tells_of_failures(
         (["--categories", "c"], "unknown prompt category 'c'"),
         (["--limit", "0"], "--limit=0"),
         (["--output", "/dev/null/x/results.json"], "cannot write"),
+        (["--plot", "figure.jpeg"], "must end in .png"),
         (["--prompts", "missing.jsonl"], "cannot read the prompts"),
     ],
 )
