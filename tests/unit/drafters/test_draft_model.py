@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -185,6 +186,36 @@ class TestKV:
         commit(view, [9])
         assert drafter.propose([view], Budget(4, 4)) == twin.propose([view], Budget(4, 4))
         assert executor._committed[1] == view.tokens
+
+    @pytest.mark.parametrize("stream", [Stream.TARGET, Stream.DRAFT])
+    @pytest.mark.parametrize("after", [0, 2])
+    def test_logits_that_cannot_be_used_cost_their_own_request_its_draft(
+        self, after: int, stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """``after``: committed and drafted tokens of the ill request behind which its logits are NaN."""
+        opener = Opener()
+        drafter, twin = make(opener), make(Opener())
+        views = [make_view([1, 20 + i, 6], i, temperature=0.8, logit_bias={EOS: -100.0}, stream=stream) for i in (0, 1)]
+
+        def shapes(trees: Sequence[DraftTree]) -> list[tuple[list[int], list[int]]]:
+            return [(list(tree.tokens), list(tree.parents)) for tree in trees]
+
+        expected = shapes(twin.propose(views, Budget(4, 4)))
+        executor = opener.opened[0]
+        works = executor._logits
+
+        def ill(history: Sequence[int]) -> torch.Tensor:
+            broken = history[1] == 20 and len(history) >= 3 + after
+            return torch.full((VOCAB,), math.nan) if broken else works(history)
+
+        monkeypatch.setattr(executor, "_logits", ill)
+        for _ in range(2):
+            assert shapes(drafter.propose(views, Budget(4, 4))) == [([], []), expected[1]]
+            assert drafter.take_failures() == {0}
+        assert drafter.take_failures() == frozenset()
+        assert len(caplog.records) == 1
+        monkeypatch.undo()
+        assert shapes(drafter.propose(views, Budget(4, 4))) == expected
 
     def test_a_context_that_is_too_long_for_the_draft_model_is_not_drafted_for(self) -> None:
         opener = Opener(max_context=8)
