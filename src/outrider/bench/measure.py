@@ -77,14 +77,6 @@ def acceptance_by_position(stats: SpeculationStats) -> list[float]:
     return [count / stats.drafted_rounds for count in stats.accepted_by_position]
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token at which two answers differ (one may just be longer); None if they are equal."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def statistics_record(stats: SpeculationStats) -> dict[str, Any]:
     """Counts, times and ratios of speculation as plain values, for JSON."""
     return {

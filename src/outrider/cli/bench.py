@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.options import add_model, add_sampling, model_name, open_llm, sampling
 from outrider.cli.parser import given
-from outrider.cli.speculation import check_names
+from outrider.core.config import SpeculativeConfig
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from outrider.bench.runner import Settings
     from outrider.bench.runner import run as measure
     from outrider.cli.terminal import note
+    from outrider.engine.names import check_names
 
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit={args.limit} must be at least 1")
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         plot.check(args.plot)
     if baseline(methods) is None:
         note("'none' is not among the methods: there will be no speed-up")
-    llm = open_llm(args, methods[0].config)
+    llm = open_llm(args, SpeculativeConfig(method="none"))  # each method gets a drafter of its own
     settings = Settings(params, args.system, args.shared_tenant)
     context = _context(args, llm, methods, settings)
     with _Progress(sum(len(prompt.turns) for prompt in prompts) * len(methods)) as progress:
@@ -118,6 +119,7 @@ def _context(args: argparse.Namespace, llm: LLM, methods: list[Method], settings
             "dtype": args.dtype,
             "device": args.device,
             "quantization": args.quantization,
+            "quantization_error": asdict(llm.quantization_error) if llm.quantization_error else None,
             "threads": args.threads,
             "engine": given(args, "engine"),
             "methods": {method.label: asdict(method.config) for method in methods},

@@ -149,6 +149,14 @@ class RequestOutput:
             raise OutriderError(self.error)
         return self
 
+    def first_difference(self, other: RequestOutput) -> int | None:
+        """Index of the first token at which two answers differ (one may just be longer); None if they are equal."""
+        for index, (a, b) in enumerate(zip(self.token_ids, other.token_ids, strict=False)):
+            if a != b:
+                return index
+        lengths = len(self.token_ids), len(other.token_ids)
+        return None if lengths[0] == lengths[1] else min(lengths)
+
 
 @dataclass(frozen=True)
 class Delta:

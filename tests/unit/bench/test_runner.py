@@ -13,6 +13,8 @@ from outrider.bench.prompts import Prompt
 from outrider.bench.runner import Run, Settings, run
 from outrider.cli.main import main
 from outrider.core.sampling import SamplingParams
+from outrider.drafters.base import Drafter, DrafterContext
+from outrider.engine import runtime
 from outrider.engine.llm import LLM
 from tests.support.fake_llm import fake_llm, repetitive_logits, use_fakes
 from tests.support.fakes import random_logits
@@ -151,6 +153,21 @@ def test_bench_prints_and_saves(
         assert sum(nodes * rounds for nodes, _, rounds in outcomes) == found["drafted"]
         assert sum(kept * rounds for _, kept, rounds in outcomes) == found["accepted"]
     assert any(row["speculation"]["accepted"] for row in record["rows"])
+
+
+def test_bench_builds_each_drafter_once(prompt_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fakes(monkeypatch)
+    monkeypatch.setattr("outrider.bench.machine.read_bandwidth", lambda: 1e9)
+    built: list[str] = []
+    real = runtime.build
+
+    def counted(context: DrafterContext) -> Drafter:
+        built.append(context.config.method)
+        return real(context)
+
+    monkeypatch.setattr(runtime, "build", counted)
+    assert bench(prompt_file, "--methods", "ngram,suffix", "--categories", "a") == 0
+    assert built.count("ngram") == built.count("suffix") == 1
 
 
 def test_bench_tells_of_failures(
