@@ -6,6 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import scipy.stats
@@ -18,10 +19,11 @@ from outrider.core.errors import KVCacheFullError, VocabularyMismatchError
 from outrider.core.noise import Stream
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, DraftTree
-from outrider.drafters import build
+from outrider.drafters import build, cascade
 from outrider.drafters import draft_model as module
-from outrider.drafters.base import Budget, DrafterContext, OpenExecutor, SequenceView
+from outrider.drafters.base import Budget, Drafter, DrafterContext, OpenExecutor, SequenceView
 from outrider.drafters.calibration import follow
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.outputs import SpeculationStats
 from outrider.executors.base import Segment
@@ -282,16 +284,26 @@ class TestTrees:
         assert any(adaptive < whole for adaptive, whole in lengths)
 
 
-def _first_tokens(rule: str, width: int | None, draws: int, *, pick: bool = False) -> Counter[tuple[int, int]]:
+def _first_tokens(
+    rule: str,
+    width: int | None,
+    draws: int,
+    *,
+    pick: bool = False,
+    drafter: Drafter | None = None,
+    nodes: int = 4,
+    depth: int = 2,
+    **params: object,
+) -> Counter[tuple[int, int]]:
     """The first two tokens after a prompt, committed by drafting and accepting; ``pick``: drop an unlikely draw."""
-    drafter = make(Opener(), tree_width=width)
+    drafter = drafter or make(Opener(), tree_width=width)
     acceptance = RULES.get(rule)(None)
     outcomes: Counter[tuple[int, int]] = Counter()
     for seed in range(draws):
-        view = make_view([1, 5, 6], seed, temperature=1.0, top_k=3, stream=acceptance.noise_stream)
+        view = make_view([1, 5, 6], seed, temperature=1.0, top_k=3, stream=acceptance.noise_stream, **params)
         tokens: list[int] = []
         while len(tokens) < 2:
-            tree = drafter.propose([view], Budget(4, 2))[0]
+            tree = drafter.propose([view], Budget(nodes, depth))[0]
             if pick:
                 tree = tree.keep(n for n in range(len(tree)) if tree.logprobs[tree.parents[n]][tree.tokens[n]] > -1.0)
             verdict = judge(acceptance, tree, view)
@@ -303,9 +315,9 @@ def _first_tokens(rule: str, width: int | None, draws: int, *, pick: bool = Fals
     return outcomes
 
 
-def _p_value(outcomes: Counter[tuple[int, int]]) -> float:
+def _p_value(outcomes: Counter[tuple[int, int]], **params: object) -> float:
     """Chi-square against the target's own distribution of the first two tokens (nine possible pairs)."""
-    view = make_view([1, 5, 6], temperature=1.0, top_k=3)
+    view = make_view([1, 5, 6], temperature=1.0, top_k=3, **params)
     first = view.sampling.logprobs(logits_after(view.tokens)).exp()
     expected: dict[tuple[int, int], float] = {}
     for a in first.nonzero().flatten().tolist():
@@ -329,6 +341,26 @@ class TestDistribution:
     )
     def test_first_tokens_follow_the_target(self, rule: str, width: int | None) -> None:
         assert _p_value(_first_tokens(rule, width, draws=1000)) > 1e-6
+
+    @staticmethod
+    def two_at_once(draws: int) -> float:
+        """Two draft models draw six nodes, one more than the budget holds, unless one of them drew an end token."""
+        drafter = Cascade([make(Opener()), make(Opener(noise=2.0))])
+        ends: dict[str, object] = {"logit_bias": {EOS: 3.0}}
+        return _p_value(_first_tokens("rejection", None, draws, drafter=drafter, nodes=5, depth=3, **ends), **ends)
+
+    def test_two_draft_models_at_once_do_not_bend_it(self) -> None:
+        assert self.two_at_once(2000) > 1e-6
+
+    def test_dropping_distributions_where_there_is_no_room_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = cascade.cut
+
+        def by_what_was_drawn(tree: DraftTree, nodes: int, width: int | None) -> DraftTree:
+            return real(tree if len(tree) <= nodes else replace(tree, logprobs={}), nodes, width)
+
+        monkeypatch.setattr(cascade, "_one_drawn", iter)
+        monkeypatch.setattr(cascade, "cut", by_what_was_drawn)
+        assert self.two_at_once(2000) < 1e-6
 
     def test_leaving_out_nodes_by_what_was_drawn_is_noticed(self) -> None:
         assert _p_value(_first_tokens("rejection", 2, draws=1000, pick=True)) < 1e-6
