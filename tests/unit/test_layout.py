@@ -34,7 +34,7 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: dict[str, str] = {}
 """Module, or module:function, that may be longer -> the reason."""
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm")
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm", "matplotlib")
 """What ``outrider --help`` must not pay for."""
 
 

@@ -74,7 +74,7 @@ def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) ->
     model = load_model(model_name(args), progress=sys.stderr.isatty())
     from outrider.engine.llm import LLM
 
-    return LLM(
+    llm = LLM(
         model,
         speculative_config,
         executor=args.executor,
@@ -84,3 +84,8 @@ def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) ->
         threads=args.threads,
         engine_config=engine_config,
     )
+    if llm.quantization_error is not None:
+        from outrider.cli.terminal import note
+
+        note(str(llm.quantization_error))
+    return llm

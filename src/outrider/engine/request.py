@@ -80,7 +80,7 @@ class Request:
                 self._count_accepted(tree, node, depth=len(emitted) - 1)
             if not goes_on:
                 break
-        self._count_round(tree, len(emitted))
+        self._count_round(tree, len(emitted), accepted=min(len(path), len(emitted)))
         self.view.room = self.output.remaining - 1
         if self.finished:
             self.timing.finished = now
@@ -131,12 +131,14 @@ class Request:
             counts = self.statistics.accepted_by_source
             counts[source] = counts.get(source, 0) + 1
 
-    def _count_round(self, tree: DraftTree, emitted: int) -> None:
+    def _count_round(self, tree: DraftTree, emitted: int, *, accepted: int) -> None:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.committed += emitted
         statistics.drafted += len(tree)
         statistics.drafted_rounds += bool(tree.tokens)
+        outcome = (len(tree), accepted)
+        statistics.rounds_by_draft[outcome] = statistics.rounds_by_draft.get(outcome, 0) + 1
         for sources in tree.sources:
             for source in sources:
                 statistics.drafted_by_source[source] = statistics.drafted_by_source.get(source, 0) + 1

@@ -17,8 +17,9 @@ from outrider.cli.main import main
 from outrider.cli.terminal import DraftPainter, stream_answer
 from outrider.core.sampling import SamplingParams
 from outrider.engine.outputs import Delta
+from outrider.executors.base import QuantizationError
 from tests.support.fake_llm import ChatTokenizer, fake_llm, repetitive_logits, use_fakes
-from tests.support.fakes import random_logits
+from tests.support.fakes import FakeExecutor, random_logits
 
 FAKE = ["--executor", "fake", "--max-context", "256"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +27,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def generate(*words: str) -> int:
     return main(["generate", *FAKE, *words])
+
+
+def test_what_quantising_cost_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use_fakes(monkeypatch)
+    monkeypatch.setattr(FakeExecutor, "quantization_error", QuantizationError("int4", 0.0712, 0.0934, "lm_head.weight"))
+    assert generate("abc", "--compare", "--max-tokens", "5") == 0
+    line = "quantised to int4: relative error 0.0712 (root mean square), worst tensor lm_head.weight with 0.0934\n"
+    assert capsys.readouterr().err.count(line) == 1
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(
