@@ -46,7 +46,7 @@ _FORMATS = frozenset(
 )
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
+_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
 
 
 def check_schema(schema: Any) -> None:
@@ -68,6 +68,8 @@ def _parts(where: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{where}/{key}/{number}", part) for number, part in enumerate(schema[key]))
     for key in _SINGLE:
         yield f"{where}/{key}", schema.get(key)
+    if isinstance(schema.get("propertyNames"), Mapping):  # names are strings, said or not
+        yield f"{where}/propertyNames", {"type": "string", **schema["propertyNames"]}
 
 
 def _refuse(where: str, what: str) -> NoReturn:
@@ -79,6 +81,7 @@ def _check(where: str, schema: Mapping[str, Any]) -> None:
         if schema.get(key) not in (None, False):
             _refuse(where, f"{key} is not supported")
     types = _types(schema)
+    _check_alone(where, schema, types)
     for kind, keys in _NEED_TYPE.items():
         named = kind in types or (kind == "number" and "integer" in types)
         for key in keys:
@@ -86,7 +89,6 @@ def _check(where: str, schema: Mapping[str, Any]) -> None:
                 _refuse(where, f'{key} needs "type": "{kind}" beside it')
     if "multipleOf" in schema and "integer" not in types:
         _refuse(where, "multipleOf is supported for integers only")
-    _check_alone(where, schema, types)
     _check_strings(where, schema)
     _check_required(where, schema)
 

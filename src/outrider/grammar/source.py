@@ -64,7 +64,7 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
 
 def quoted(text: str) -> str:
     """``text`` as it stands between the quotation marks of a literal in GBNF."""
-    escapes = {'"': '\\"', "\\": "\\\\", **{chr(code): f"\\x{code:02x}" for code in (*range(32), 127)}}
+    escapes = {'"': '\\"', "\\": "\\\\", **{chr(code): f"\\u{code:04x}" for code in (*range(32), 127)}}
     return "".join(escapes.get(character, character) for character in text)
 
 

@@ -95,7 +95,7 @@ def _prepared(message: Message) -> dict[str, Any]:
 
 
 def _prepared_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call is a dict with a 'function' that has 'name' and 'arguments', not {call!r}")
     arguments = function.get("arguments")
@@ -104,7 +104,8 @@ def _prepared_call(call: Any) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except ValueError:  # what a model wrote wrongly comes back to it as it is
             arguments = function["arguments"]
-    return {**call, "function": {**function, "arguments": arguments or {}}}
+    prepared = {**function, "arguments": arguments or {}}
+    return {**call, "function": prepared} if "function" in call else prepared
 
 
 def _raise_exception(message: str) -> NoReturn:
