@@ -31,7 +31,7 @@ from tests.support.grammars import CHOICE, MODEL, NESTED, REGEX
 
 METHODS = [*(name for name in DRAFTERS if name not in ("draft_model", "none")), "auto", "suffix+recycle+ngram"]
 PARAMS = [
-    SamplingParams(max_tokens=70, structured_outputs=REGEX),
+    SamplingParams(max_tokens=70, structured_outputs=REGEX, frequency_penalty=0.5),
     SamplingParams(max_tokens=70, structured_outputs=NESTED, temperature=0.8, top_p=0.95, seed=1),
     SamplingParams(max_tokens=40, temperature=1.0, seed=2, repetition_penalty=1.2),
     SamplingParams(max_tokens=70, structured_outputs=CHOICE, temperature=1.2, seed=3, top_k=3),
@@ -178,6 +178,8 @@ def test_the_target_as_its_own_drafter_is_accepted_in_full(rule: str) -> None:
 
 
 def fail_config(method: str) -> SpeculativeConfig:
+    if method == "none":
+        return SpeculativeConfig(method=method)
     model = "target" if method == "draft_model" else None
     return SpeculativeConfig(method=method, model=model, num_speculative_tokens=6, adaptive=False)
 
@@ -211,7 +213,7 @@ def test_where_nothing_is_left_the_request_fails_cleanly(
 @pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
 def test_stop_tokens(method: str) -> None:
     """One that writes text cuts the output short; a control token ends it where the grammar does."""
-    space = SamplingParams(max_tokens=20, structured_outputs=REGEX, stop_token_ids=[29])
+    space = SamplingParams(max_tokens=20, structured_outputs=REGEX, stop_token_ids=[29], logit_bias={29: 9.0})
     control = SamplingParams(max_tokens=20, structured_outputs=YES, stop_token_ids=[1], logit_bias={1: 100.0})
     cut, ended = answers(fail_config(method), params=[space, control])
     assert (cut.finish_reason, cut.stop_reason, cut.token_ids[-1]) == ("stop", 29, 29)

@@ -71,6 +71,8 @@ class StructuredOutputs:
         text = "".join(value) if isinstance(value, tuple) else str(value)
         if len(text) > MAX_CHARS:
             raise SamplingParamsError(f"structured_outputs: {kind} has {len(text)} characters; {MAX_CHARS} are allowed")
+        if "\0" in text:
+            raise SamplingParamsError(f"structured_outputs: {kind} holds a NUL character, which cannot be asked for")
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -53,6 +53,7 @@ def test_one_form_for_each_kind(values: dict[str, object], kind: str, normal: ob
         ({"regex": "a" * (MAX_CHARS + 1)}, f"{MAX_CHARS} are allowed"),
         ({"choice": ["a" * 999] * 99}, f"{MAX_CHARS} are allowed"),
         ({"regex": "\ud800"}, "lone surrogates"),
+        ({"choice": ["a\0b"]}, "NUL character"),
         ({"json": {"const": "\ud800"}}, "lone surrogates"),
     ],
 )

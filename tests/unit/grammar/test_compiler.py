@@ -56,7 +56,7 @@ def test_a_grammar_without_end_does_no_harm() -> None:
 
 
 def test_choices_are_taken_literally() -> None:
-    texts = ['a "b"', "c\\d", "e\nf", "[x]", "日本 🎉", "\x00\x7f"]
+    texts = ['a "b"', "c\\d", "e\nf", "[x]", "日本 🎉", "\x01\x7f"]
     grammar = source.grammar_of(StructuredOutputs(choice=texts))
     import xgrammar
 
