@@ -20,7 +20,7 @@ LAYERS = (
     ("bench", "audit", "train", "interop"),
     ("engine",),
     ("drafters", "acceptance"),
-    ("executors",),
+    ("executors", "grammar", "chat"),
     ("models",),
     ("core",),
 )
@@ -34,7 +34,18 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: dict[str, str] = {}
 """Module, or module:function, that may be longer -> the reason."""
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm", "matplotlib")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "rich",
+    "huggingface_hub",
+    "jinja2",
+    "tqdm",
+    "matplotlib",
+    "xgrammar",
+)
 """What ``outrider --help`` must not pay for."""
 
 

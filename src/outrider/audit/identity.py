@@ -17,6 +17,7 @@ import numpy as np
 from outrider.core.noise import gumbel
 from outrider.core.sampling import SamplingState
 from outrider.executors.base import Segment
+from outrider.grammar import mask_for
 
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
@@ -127,7 +128,8 @@ def _margin(llm: LLM, params: SamplingParams, answer: RequestOutput, position: i
         executor.close(seq)
     # At temperature 1 the log-probabilities of the greedy transform differ by what the logits differ by.
     scored = replace(params, temperature=1.0) if params.greedy else params
-    state = SamplingState(replace(scored, seed=answer.seed), llm.model.config.vocab_size, prompt, _ends(llm))
+    mask = mask_for(llm.model, params)
+    state = SamplingState(replace(scored, seed=answer.seed), llm.model.config.vocab_size, prompt, _ends(llm), mask)
     for token in output:
         state.commit(token)
     scores = state.logprobs(logits)[list(pair)].numpy().astype(np.float64)

@@ -12,6 +12,7 @@ from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import SequenceView
 from outrider.engine.outputs import Delta, RequestOutput, RequestTiming, SpeculationStats, TokenLogprob
 from outrider.engine.stops import OutputStream
+from outrider.grammar import mask_for
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
@@ -32,12 +33,15 @@ class Request:
         max_context: int,
         lossy: bool,
     ) -> None:
-        """Raises ContextLengthError if the prompt leaves no room for a token, SamplingParamsError for bad token ids."""
+        """Raises ContextLengthError if the prompt leaves no room for a token, SamplingParamsError for bad token ids or
+        a constraint on the output that cannot be used.
+        """
         vocab_size = model.config.vocab_size
         _check_prompt(prompt, vocab_size, max_context)
         self.id = request_id
         self.lossy = lossy
-        self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids)
+        mask = mask_for(model, params)
+        self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids, mask)
         self.max_tokens = min(params.max_tokens or max_context, max_context - len(prompt))
         if params.min_tokens > self.max_tokens:
             raise ContextLengthError(

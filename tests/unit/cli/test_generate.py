@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.cli.main import main
+from outrider.cli.main import build_parser, main
+from outrider.cli.options import structured
 from outrider.cli.terminal import DraftPainter, stream_answer
 from outrider.core.sampling import SamplingParams
+from outrider.core.structured import StructuredOutputs
 from outrider.engine.outputs import Delta
 from outrider.executors.base import QuantizationError
 from tests.support.fake_llm import ChatTokenizer, fake_llm, repetitive_logits, use_fakes
@@ -292,3 +294,35 @@ def test_a_stream_is_closed_when_the_reader_is_interrupted() -> None:
     assert answer.interrupted
     assert answer.text == "a"
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--json-schema", "file"], StructuredOutputs(json={"type": "integer"})),
+        (["--grammar", "file"], StructuredOutputs(grammar='{"type": "integer"}')),
+        (["--regex", "a+"], StructuredOutputs(regex="a+")),
+        (["--choice", "a", "--choice", "b"], StructuredOutputs(choice=["a", "b"])),
+        (["--json-object"], StructuredOutputs(json_object=True)),
+    ],
+)
+def test_constraints(words: list[str], expected: StructuredOutputs | None, tmp_path: Path) -> None:
+    file = tmp_path / "schema"
+    file.write_text('{"type": "integer"}')
+    words = [str(file) if word == "file" else word for word in words]
+    assert structured(build_parser("generate").parse(["generate", "x", *words])) == expected
+
+
+def test_constraints_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for words, reason in (
+        (["--json-schema", "nowhere.json"], "cannot read nowhere.json: No such file"),
+        (["--grammar", str(tmp_path / "binary")], "is not UTF-8 text"),
+        (["--regex", ""], "regex must be a text that is not empty"),
+    ):
+        assert generate("x", *words) == 2
+        assert reason in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        generate("x", "--regex", "a", "--choice", "b")
+    assert "not allowed with" in capsys.readouterr().err
