@@ -15,6 +15,7 @@ _EXPORTS = {
     "LLM": "outrider.engine.llm",
     "SamplingParams": "outrider.core.sampling",
     "SpeculativeConfig": "outrider.core.config",
+    "SpeculativeOverride": "outrider.core.config",
     "EngineConfig": "outrider.core.config",
     "RequestOutput": "outrider.engine.outputs",
     "SpeculationStats": "outrider.engine.outputs",
@@ -24,7 +25,7 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:
-    from outrider.core.config import EngineConfig, SpeculativeConfig
+    from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOverride
     from outrider.core.errors import OutriderError, UsageError
     from outrider.core.sampling import SamplingParams
     from outrider.engine.llm import LLM
@@ -39,6 +40,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationStats",
     "SpeculativeConfig",
+    "SpeculativeOverride",
     "UsageError",
 ]
 

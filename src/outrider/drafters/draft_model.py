@@ -52,6 +52,7 @@ class DraftModelDrafter(Drafter):
 
     name = "draft_model"
     default_tokens = 5
+    needs_model = True
 
     def __init__(self, context: DrafterContext) -> None:
         """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
@@ -91,6 +92,10 @@ class DraftModelDrafter(Drafter):
         while self._grow_one_level(rounds.values()):
             pass
         return [rounds[i].growth.tree() if i in rounds else DraftTree() for i in range(len(views))]
+
+    def pause(self, view: SequenceView) -> None:
+        """Free the request's KV; what it held is read again when the request goes on."""
+        self.close(view)
 
     def close(self, view: SequenceView) -> None:
         run = self._runs.pop(view.request_id, None)
