@@ -207,7 +207,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_context", "prefill_chunk", "max_batched_tokens", "kv_tokens"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name in ("max_context", "kv_tokens"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(f"enable_prefix_caching={self.enable_prefix_caching!r} must be true or false")

@@ -134,7 +134,8 @@ class Engine:
         try:
             shares = self._plan()
         except Exception as error:
-            return self._batch_failed(self._scheduler.running, error)
+            # If nobody runs, it was the next request in line that could not be started.
+            return self._batch_failed(self._scheduler.running or self._scheduler.waiting[:1], error)
         if not shares:
             return []
         proposed = time.perf_counter()

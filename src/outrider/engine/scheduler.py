@@ -72,8 +72,8 @@ class Scheduler:
             promised = sum(self._missing_pages(r, self.unforwarded(r)) + 1 for r in self._running)
             if self._running and self._cache.pages_to_open(request) + promised > self._cache.available_pages:
                 break
-            del self._waiting[0]
             found = self._cache.open(request)
+            del self._waiting[0]
             request.admitted(found)
             insort(self._running, request, key=_rank)
             started.append(request)

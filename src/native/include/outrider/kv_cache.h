@@ -41,9 +41,9 @@ struct RowPlace {
 // A sequence's slots are numbered through its pages: committed position p lies in slot p, pending row i in slot
 // length + i. A chain that is accepted from its start therefore stays where it was written; `commit` moves other rows.
 //
-// Pages that committed rows fill may be shared: by sequences opened over them, and by whoever retains them. Every holder
-// has a reference, and a page is free again when the last one is gone. Nothing is written to a shared page: rows are
-// written behind the prefix only, and `truncate` refuses to end amid one.
+// Pages that committed rows fill may be shared: by sequences opened over them, and by whoever retains them. Every
+// holder has a reference, and a page is free again when the last one is gone. Nothing is written to a shared page: rows
+// are written behind the prefix only, and `truncate` refuses to end amid one.
 class KvCache {
  public:
   explicit KvCache(const KvCacheShape&);
