@@ -203,6 +203,55 @@ void retained_pages_outlive_their_sequence() {
   refuses<std::invalid_argument>(cache, [&] { cache.open(pages); });
 }
 
+// Sequences open over each other's pages, grow apart, shrink and close: what each of them wrote stays what it was.
+void random_sharing() {
+  std::mt19937 random(11);
+  const auto pick = [&](std::size_t below) { return random() % below; };
+  KvCache cache({2, 2, {KvType::bf16, 16}, 10, 16, 80});
+  struct Text {
+    int sequence;
+    std::vector<float> values;
+  };
+  std::vector<Text> texts;
+  float next = 1;
+  for (int step = 0; step < 1500; ++step) {
+    if (texts.empty() || (texts.size() < 4 && pick(6) == 0)) {
+      Text text{cache.open(), {}};
+      if (!texts.empty() && pick(4) != 0) {
+        const Text& other = texts[pick(texts.size())];
+        const auto full = cache.full_pages(other.sequence);
+        const std::size_t pages = pick(full.size() + 1);
+        cache.close(text.sequence);
+        text.sequence = cache.open(full.first(pages));
+        text.values.assign(other.values.begin(), other.values.begin() + static_cast<std::ptrdiff_t>(pages * 16));
+      }
+      texts.push_back(text);
+    }
+    Text& text = texts[pick(texts.size())];
+    const int rows = 1 + static_cast<int>(pick(12));
+    if (pick(12) == 0) {
+      text.values.resize(text.values.size() / 16 * 16);
+      cache.truncate(text.sequence, static_cast<int>(text.values.size()));
+    } else if (text.values.size() + static_cast<std::size_t>(rows) <= 80) {
+      try {
+        fill(cache, text.sequence, rows, next);
+        for (int i = 0; i < rows; ++i) text.values.push_back(next + static_cast<float>(i));
+        next = next < 200 ? next + static_cast<float>(rows) : 1;
+      } catch (const KvCacheFull&) {
+        cache.close(text.sequence);
+        std::swap(text, texts.back());
+        texts.pop_back();
+      }
+    }
+    cache.check_integrity();
+    for (const Text& each : texts)
+      for (std::size_t p = 0; p < each.values.size(); ++p)
+        CHECK(holds(cache, each.sequence, static_cast<int>(p), each.values[p]));
+  }
+  for (const Text& text : texts) cache.close(text.sequence);
+  CHECK(cache.free_pages() == 10);
+}
+
 }  // namespace
 }  // namespace outrider
 
@@ -213,5 +262,6 @@ int main() {
   outrider::random_rounds();
   outrider::pages_are_shared();
   outrider::retained_pages_outlive_their_sequence();
+  outrider::random_sharing();
   return outrider::test::report();
 }
