@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.outputs import RequestOutput
+from outrider.engine.prefix_cache import PrefixCache
 from outrider.engine.request import Request
 from outrider.executors.base import CostCurve
 from tests.support.fakes import VOCAB, ChaosDrafter, FakeExecutor, make_engine, run
@@ -101,7 +103,23 @@ def step(engine: Engine, executor: FakeExecutor) -> list[Request]:
     stepped = engine.step()
     engine._cache.check_integrity()
     assert all(executor.pending(seq) == 0 for seq in executor._committed)
+    for request in engine._scheduler.running:
+        assert executor._committed[request.seq] == request.view.tokens[: executor.length(request.seq)]
+    names = {page.number: digest for digest, page in engine._cache._pages.items()}
+    for page, digest in names.items():
+        assert digest in named(executor._text_of[page]), "a page is known by the text that it holds"
     return stepped
+
+
+@cache
+def named(text: tuple[int, ...]) -> set[bytes]:
+    """What a page with this text up to its end is called, for either tenant."""
+    names = set()
+    for tenant in "ab":
+        view = SimpleNamespace(tokens=list(text), tenant=tenant)
+        request = SimpleNamespace(view=view, page_digests=[])
+        names.add(PrefixCache(FakeExecutor(page_size=PAGE))._digests(request, len(text) // PAGE)[-1])  # type: ignore[arg-type]
+    return names
 
 
 def finish(engine: Engine, executor: FakeExecutor, requests: Sequence[Request], limit: int = 5000) -> None:
@@ -199,7 +217,7 @@ def test_the_check_would_notice_a_page_of_another_text(monkeypatch: pytest.Monke
     requests = []
     for asked in workload():
         requests.append(asked.submit(engine))
-        finish(engine, executor, requests)
+        run(engine, requests)
     assert any("pages of other texts" in (request.error or "") for request in requests)
 
 
@@ -270,3 +288,17 @@ def test_a_tenant_sees_nothing_of_another(method: str) -> None:
     first = measured(busy, after, asked, "a")
     assert measured(busy, after, asked, "b") == measured(quiet, alone, asked, "b")
     assert measured(busy, after, asked, "a") != first, "what A has said itself does help A, or the test says nothing"
+
+
+def test_an_answer_is_found_by_the_request_that_goes_on_from_it() -> None:
+    """Pages of what was drafted and accepted are cached under the text that they hold, also behind a stop."""
+    executor = FakeExecutor(page_size=PAGE)
+    engine = engine_of(executor, caching=True)
+    for asked in workload():
+        request = asked.submit(engine)
+        finish(engine, executor, [request])
+        text = request.view.tokens
+        again = engine.add([*text, 5], asked.params, asked.tenant)
+        finish(engine, executor, [again])
+        # Of the last token emitted there is no KV yet.
+        assert again.cached_tokens >= (len(text) - 1) // PAGE * PAGE

@@ -307,13 +307,13 @@ class Engine:
                 self._executor.commit(request.seq, ())
                 continue
             self._executor.commit(request.seq, share.accepted_rows(verdict))
-            self._cache.enter(request)
             emitted: list[int] = []
             if verdict is not None:
                 emitted = request.emit(share.tree, verdict.path, verdict.token)
                 if request.logprobs is not None:
                     request.logprobs.extend(share.logprobs(verdict, len(emitted)))
                 self._learn(share, verdict, emitted, shares)
+            self._cache.enter(request)
             observations.append((request, share.observation(self._executor, verdict, emitted)))
         return observations
 

@@ -84,14 +84,16 @@ class PrefixCache:
     def enter(self, request: Request) -> None:
         """Make the pages that the request has filled since the last call known to others.
 
-        A page whose text is known already stays the request's own, and is freed with it.
+        A page whose text is known already stays the request's own, and is freed with it. So does one that holds tokens
+        which were accepted behind a stop, and are not of the text.
         """
         assert request.seq is not None
         held = self._held[request.seq]
-        filled = self._executor.length(request.seq) // self._executor.page_size
+        length = min(self._executor.length(request.seq), len(request.view.tokens))
+        filled = length // self._executor.page_size
         if not self._enabled or filled <= request.entered_pages:
             return
-        numbers = self._executor.full_pages(request.seq)
+        numbers = self._executor.full_pages(request.seq)[:filled]
         for key, number in list(zip(self._digests(request, filled), numbers, strict=True))[request.entered_pages :]:
             if key not in self._pages:
                 self._executor.retain([number])
