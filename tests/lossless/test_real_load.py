@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_un
 
 METHODS = (None, "none", "ngram", "suffix", "recycle")
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "frequency_penalty": 0.2}
-TIGHT = 512
+TIGHT = 320
 
 
 @cache
@@ -39,7 +39,7 @@ def prompts() -> list[list[int]]:
 
 
 def params(number: int) -> SamplingParams:
-    return SamplingParams(max_tokens=24, seed=number, ignore_eos=True, logprobs=1, **(SAMPLED if number % 2 else {}))
+    return SamplingParams(max_tokens=40, seed=number, ignore_eos=True, logprobs=1, **(SAMPLED if number % 2 else {}))
 
 
 @cache

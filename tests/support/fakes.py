@@ -180,8 +180,8 @@ def make_engine(
         Speculators(
             drafter,
             config,
+            lambda members: assemble(members, context, made, load_models=False),
             chains_only=not rule.trees,
-            make=lambda members: assemble(members, context, made, load_models=False),
         ),
         rule,
         Planner(ForwardPrice(price) if price else None, adaptive=config.adaptive),

@@ -105,9 +105,9 @@ class RequestTiming:
     """
 
     arrival: float
-    started: float = 0.0
     token_times: list[float] = field(default_factory=list)
     finished: float = 0.0
+    started: float = 0.0
 
     @property
     def ttft(self) -> float:

@@ -13,7 +13,9 @@ _DRIFT = 0.1
 _STRETCH = 1.75
 """A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
 promised to stay within twice what it was, and neither the curve nor the clock is exact."""
-_LEAST_CHUNK = 8
+_LEAST_CHUNK = 4
+_OUTLIER = 2.0
+"""One pass moves an estimate as if it had taken this many times as long as expected, at most: a machine has hiccups."""
 _MOST_ROWS = 1 << 16
 
 
@@ -42,7 +44,8 @@ class ForwardPrice:
         x, y = self._points
         if rows > 2 * x[-1]:
             return
-        drift = 1 + _DRIFT * min(max(seconds / self.at(rows) - 1, -1.0), 1.0)
+        seconds = min(seconds, _OUTLIER * self.at(rows))
+        drift = 1 + _DRIFT * (seconds / self.at(rows) - 1)
         y[:] = [drift * value for value in y]
         error = seconds - self.at(rows)
         hi = min(bisect_left(x, rows), len(x) - 1)
@@ -63,5 +66,5 @@ class ForwardPrice:
 
         Far down a long prompt a row costs more than the curve says, which was measured at a short context.
         """
-        error = min(max(seconds / self.at(rows), 0.5), 4.0)
+        error = min(seconds / self.at(rows), _OUTLIER * self._chunk_error)
         self._chunk_error += _FORGET * (error - self._chunk_error)

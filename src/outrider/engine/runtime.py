@@ -110,8 +110,8 @@ class Runtime:
         speculators = Speculators(
             assemble(config.members, context, made),
             config,
+            lambda members: assemble(members, context, made, load_models=False),
             chains_only=not rule.trees,
-            make=lambda members: assemble(members, context, made, load_models=False),
         )
         planner = Planner(ForwardPrice(self.cost_curve), adaptive=config.adaptive)
         return Engine(

@@ -63,13 +63,13 @@ class Speculators:
         self,
         drafter: Drafter,
         config: SpeculativeConfig,
+        make: Callable[[Sequence[str]], Drafter],
         *,
-        chains_only: bool = False,
-        make: Callable[[Sequence[str]], Drafter] | None = None,
+        chains_only: bool,
     ) -> None:
-        """drafter: the engine's own, which ``config`` is about. chains_only: for rules that cannot judge trees.
+        """drafter: the engine's own, which ``config`` is about. make: builds the drafter of other methods, by names.
 
-        make: builds the drafter of other methods, by names; None if requests cannot choose.
+        chains_only: the rule cannot judge trees.
         """
         self._config = config
         self._chains_only = chains_only
@@ -77,10 +77,6 @@ class Speculators:
         self._default = Speculator(drafter)
         self._others: dict[tuple[str, ...], Speculator] = {config.members: self._default}
         self.failures = 0
-
-    @property
-    def default(self) -> Speculator:
-        return self._default
 
     def choose(self, override: SpeculativeOverride | None) -> Speculation:
         """How a request is to be drafted for. Raises ConfigError or UnknownNameError for what cannot be had."""
@@ -94,8 +90,6 @@ class Speculators:
         if not members:
             return self._default
         if members not in self._others:
-            if self._make is None:
-                raise DraftError("this engine was made for one drafter; a request cannot choose another")
             self._others[members] = Speculator(self._make(members))
         return self._others[members]
 

@@ -97,8 +97,9 @@ def test_ctrl_c_ends_the_run_and_keeps_what_was_finished(monkeypatch: pytest.Mon
     calls: list[int] = []
 
     def logits(history: Sequence[int]) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) == 80:
+        if any(history):  # the cost curve is measured over zeros
+            calls.append(1)
+        if len(calls) == 80 and any(history):
             signal.raise_signal(signal.SIGINT)
         return random_logits(history)
 

@@ -124,6 +124,14 @@ def test_price_follows_a_machine_that_slows_down() -> None:
     assert machine.at(16) == before
 
 
+def test_a_hiccup_is_not_taken_for_the_machine() -> None:
+    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine.observe(1, 100.0)
+    assert machine.at(1) < 1.3
+    machine.observe_chunk(8, 100.0)
+    assert machine.chunk_beside(1) > 4
+
+
 def test_a_slower_machine_is_seen_where_nobody_looks() -> None:
     machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
     for _ in range(100):
