@@ -202,6 +202,7 @@ def auto(llm: LLM, llama: Llama, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _generate(llm: LLM, prompt: Sequence[int], count: int) -> RequestOutput:
+    llm.reset_prefix_cache()
     return llm.generate(list(prompt), SamplingParams(max_tokens=count), use_tqdm=False)[0]
 
 

@@ -290,8 +290,15 @@ void bind_session(nb::module_& m) {
                                isa.empty() ? default_isa() : parse_isa(isa));
           },
           "model"_a, "pool"_a, "pages"_a, "page_size"_a, "max_context"_a, "kv_f32"_a, "isa"_a)
-      .def("open", [](Session& self) { return self.cache.open(); })
+      .def("open", [](Session& self, const std::vector<std::int32_t>& pages) { return self.cache.open(pages); })
       .def("close", [](Session& self, int sequence) { self.cache.close(sequence); })
+      .def("full_pages",
+           [](const Session& self, int sequence) {
+             const auto pages = self.cache.full_pages(sequence);
+             return std::vector<std::int32_t>(pages.begin(), pages.end());
+           })
+      .def("retain", [](Session& self, const std::vector<std::int32_t>& pages) { self.cache.retain(pages); })
+      .def("release", [](Session& self, const std::vector<std::int32_t>& pages) { self.cache.release(pages); })
       .def("length", [](const Session& self, int sequence) { return self.cache.length(sequence); })
       .def("pending", [](const Session& self, int sequence) { return self.cache.pending(sequence); })
       .def("commit",
@@ -306,6 +313,13 @@ void bind_session(nb::module_& m) {
       .def("read_kv", &read_kv, "sequence"_a, "layer"_a, "keys"_a, "values"_a)
       .def("forward", &forward, "sequences"_a, "counts"_a, "tokens"_a, "parents"_a, "logit_rows"_a, "logits"_a,
            "hidden"_a);
+  m.def(
+      "kv_page_bytes",
+      [](int layers, int kv_heads, int head_dim, int page_size, bool kv_f32) {
+        const KvShape head{kv_f32 ? KvType::f32 : KvType::bf16, head_dim};
+        return static_cast<std::int64_t>(head.tile_bytes()) * (page_size / kTile) * kv_heads * layers;
+      },
+      "layers"_a, "kv_heads"_a, "head_dim"_a, "page_size"_a, "kv_f32"_a);
   m.def("default_isa", [] { return std::string(isa_name(default_isa())); });
   m.def("isa_available", [](const std::string& name) { return isa_available(parse_isa(name)); });
 }

@@ -16,6 +16,7 @@ _EXPORTS = {
     "SamplingParams": "outrider.core.sampling",
     "StructuredOutputs": "outrider.core.structured",
     "SpeculativeConfig": "outrider.core.config",
+    "SpeculativeOverride": "outrider.core.config",
     "EngineConfig": "outrider.core.config",
     "RequestOutput": "outrider.engine.outputs",
     "SpeculationStats": "outrider.engine.outputs",
@@ -25,7 +26,7 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:
-    from outrider.core.config import EngineConfig, SpeculativeConfig
+    from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOverride
     from outrider.core.errors import OutriderError, UsageError
     from outrider.core.sampling import SamplingParams
     from outrider.core.structured import StructuredOutputs
@@ -41,6 +42,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationStats",
     "SpeculativeConfig",
+    "SpeculativeOverride",
     "StructuredOutputs",
     "UsageError",
 ]

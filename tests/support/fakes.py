@@ -16,17 +16,20 @@ import torch
 
 from outrider.acceptance import RULES
 from outrider.core.config import EngineConfig, SpeculativeConfig
-from outrider.core.errors import KVCacheFullError
 from outrider.core.tree import ROOT, DraftTree
-from outrider.drafters.base import Budget, Drafter, Observation, OpenExecutor, SequenceView
-from outrider.drafters.calibration import Calibrator
+from outrider.drafters import assemble
+from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, OpenExecutor, SequenceView
 from outrider.engine.engine import Engine
 from outrider.engine.health import AcceptanceWatch
-from outrider.engine.planner import ForwardPrice, Planner
-from outrider.executors.base import COMMITTED, CostCurve, Executor, ForwardOutput, Segment
+from outrider.engine.planner import Planner
+from outrider.engine.prefix_cache import PrefixCache
+from outrider.engine.price import ForwardPrice
+from outrider.engine.speculators import Speculators
+from outrider.executors.base import CostCurve, Executor
 from outrider.models.config import ModelConfig
 from outrider.models.loader import Model
 from outrider.models.weights import TensorWeights
+from tests.support.fake_executor import FakeExecutor as TextExecutor
 
 VOCAB = 32
 EOS = 2
@@ -91,8 +94,8 @@ def _normal(key: tuple[int, ...]) -> npt.NDArray[np.float64]:
     return np.random.default_rng(key).normal(size=VOCAB)
 
 
-class FakeExecutor(Executor):
-    """Keeps histories in place of KV, and checks every call against the contract."""
+class FakeExecutor(TextExecutor):
+    """`fake_executor.FakeExecutor` for the fake model. Pages hold one token, unless a test asks for more."""
 
     def __init__(
         self,
@@ -100,94 +103,10 @@ class FakeExecutor(Executor):
         *,
         kv_tokens: int = 8192,
         max_context: int = 512,
+        page_size: int = 1,
     ) -> None:
-        self.config = fake_config(max_position=max_context)
-        self._logits = logits
-        self._kv_tokens = kv_tokens
-        self._max_context = max_context
-        self._committed: dict[int, list[int]] = {}
-        self._pending: dict[int, list[tuple[int, int]]] = {}
-        self._next = 0
-        self.forwards = 0
-        self.rows = 0
-
-    def open(self) -> int:
-        self._next += 1
-        self._committed[self._next], self._pending[self._next] = [], []
-        return self._next
-
-    def close(self, seq: int) -> None:
-        del self._committed[seq], self._pending[seq]
-
-    def history(self, seq: int, row: int) -> list[int]:
-        path: list[int] = []
-        while row != COMMITTED:
-            token, row = self._pending[seq][row]
-            path.append(token)
-        return [*self._committed[seq], *reversed(path)]
-
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
-        assert len({s.seq for s in segments}) == len(segments)
-        total = sum(len(s.tokens) for s in segments)
-        if total > self.free_tokens:
-            raise KVCacheFullError(f"{total} rows, room for {self.free_tokens}")
-        self.forwards += 1
-        self.rows += total
-        rows: list[torch.Tensor] = []
-        hidden: list[torch.Tensor] = []
-        for segment in segments:
-            first = len(self._pending[segment.seq])
-            for i, (token, parent) in enumerate(zip(segment.tokens, segment.parents, strict=True)):
-                assert COMMITTED <= parent < first + i
-                self._pending[segment.seq].append((token, parent))
-                assert len(self.history(segment.seq, first + i)) <= self._max_context
-                hidden.append(torch.full((8,), float(token)))
-            wanted = range(len(segment.tokens)) if segment.logits is None else segment.logits
-            rows.extend(self._logits(self.history(segment.seq, first + i)) for i in wanted)
-        logits = torch.stack(rows) if rows else torch.empty(0, VOCAB)
-        return ForwardOutput(logits, {layer: torch.stack(hidden) for layer in hidden_layers})
-
-    def commit(self, seq: int, rows: Sequence[int]) -> None:
-        parent = COMMITTED
-        for row in rows:
-            token, own_parent = self._pending[seq][row]
-            assert own_parent == parent, "not a path"
-            self._committed[seq].append(token)
-            parent = row
-        self._pending[seq].clear()
-
-    def truncate(self, seq: int, length: int) -> None:
-        del self._committed[seq][length:]
-        self._pending[seq].clear()
-
-    def length(self, seq: int) -> int:
-        return len(self._committed[seq])
-
-    def pending(self, seq: int) -> int:
-        return len(self._pending[seq])
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
-
-    @property
-    def page_size(self) -> int:
-        return 1
-
-    @property
-    def total_tokens(self) -> int:
-        return self._kv_tokens
-
-    @property
-    def free_tokens(self) -> int:
-        return self._kv_tokens - sum(map(len, self._committed.values())) - sum(map(len, self._pending.values()))
-
-    def check_integrity(self) -> None:
-        assert self.free_tokens >= 0
-
-    @property
-    def open_sequences(self) -> int:
-        return len(self._committed)
+        config = fake_config(max_position=max_context)
+        super().__init__(config, logits, kv_tokens=kv_tokens, max_context=max_context, page_size=page_size)
 
 
 class OpenFake(OpenExecutor):
@@ -246,19 +165,28 @@ def make_engine(
     model: Model | None = None,
     price: CostCurve | None = None,
 ) -> Engine:
-    """An engine over a fake target."""
+    """An engine over a fake target, whose requests may choose any drafter that needs no model."""
     config = config or SpeculativeConfig(num_speculative_tokens=8)
     executor = executor or FakeExecutor()
-    planner = Planner(config, drafter, Calibrator(), ForwardPrice(price) if price else None)
+    engine_config = engine_config or EngineConfig()
+    model = model or fake_model(max_position=executor.max_context)
     rule = RULES.get(config.acceptance)(config)
+    context = DrafterContext(config, model, OpenFake())
+    made: dict[str, Drafter] = {drafter.name: drafter}
     return Engine(
-        model or fake_model(max_position=executor.max_context),
+        model,
         executor,
-        drafter,
+        PrefixCache(executor, enabled=engine_config.enable_prefix_caching),
+        Speculators(
+            drafter,
+            config,
+            lambda members: assemble(members, context, made, load_models=False),
+            chains_only=not rule.trees,
+        ),
         rule,
-        planner,
+        Planner(ForwardPrice(price) if price else None, adaptive=config.adaptive),
         AcceptanceWatch(),
-        engine_config or EngineConfig(),
+        engine_config,
     )
 
 

@@ -25,6 +25,8 @@ KvCache::KvCache(const KvCacheShape& shape) : shape_(shape) {
   const std::size_t tiles = static_cast<std::size_t>(shape.pages) * (shape.page_size / kTile);
   storage_ = Buffer(tiles * shape.head.tile_bytes() * shape.layers * shape.kv_heads);
   for (std::int64_t page = shape.pages; page-- > 0;) free_.push_back(static_cast<std::int32_t>(page));
+  references_.assign(static_cast<std::size_t>(shape.pages), 0);
+  retained_.assign(static_cast<std::size_t>(shape.pages), 0);
 }
 
 const KvCache::Sequence& KvCache::at(int sequence) const {
@@ -34,14 +36,59 @@ const KvCache::Sequence& KvCache::at(int sequence) const {
 }
 KvCache::Sequence& KvCache::at(int sequence) { return const_cast<Sequence&>(std::as_const(*this).at(sequence)); }
 
-int KvCache::open() {
-  sequences_.emplace(next_, Sequence{});
+int KvCache::open(std::span<const std::int32_t> pages) {
+  for (std::int32_t page : pages)
+    if (!is_full(page)) throw std::invalid_argument("page " + std::to_string(page) + " is not a full page");
+  Sequence s;
+  for (std::int32_t page : pages) {
+    ++references_[page];
+    add_page(s, page);
+  }
+  s.length = static_cast<int>(pages.size()) * shape_.page_size;
+  sequences_.emplace(next_, std::move(s));
   return next_++;
 }
 
 void KvCache::close(int sequence) {
   resize(at(sequence), 0);
   sequences_.erase(sequence);
+}
+
+std::span<const std::int32_t> KvCache::full_pages(int sequence) const {
+  const Sequence& s = at(sequence);
+  return std::span(s.pages).first(static_cast<std::size_t>(s.length / shape_.page_size));
+}
+
+void KvCache::retain(std::span<const std::int32_t> pages) {
+  for (std::int32_t page : pages)
+    if (!is_full(page)) throw std::invalid_argument("page " + std::to_string(page) + " is not a full page");
+  for (std::int32_t page : pages) {
+    ++references_[page];
+    ++retained_[page];
+  }
+}
+
+void KvCache::release(std::span<const std::int32_t> pages) {
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    const std::int32_t page = pages[i];
+    const auto times = std::count(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(i) + 1, page);
+    if (page < 0 || page >= shape_.pages || retained_[page] < times)
+      throw std::invalid_argument("page " + std::to_string(page) + " is not retained");
+  }
+  for (std::int32_t page : pages) {
+    --retained_[page];
+    drop_reference(page);
+  }
+}
+
+// Whether committed rows fill a page, as they do for ever once it is retained.
+bool KvCache::is_full(std::int32_t page) const {
+  if (page < 0 || page >= shape_.pages) return false;
+  if (retained_[page] > 0) return true;
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+    const std::span<const std::int32_t> full = full_pages(entry.first);
+    return std::find(full.begin(), full.end(), page) != full.end();
+  });
 }
 
 // Returns the depth of the deepest of the new rows, the first row after the prefix having depth 0.
@@ -122,6 +169,9 @@ void KvCache::truncate(int sequence, int length) {
   if (length < 0 || length > s.length)
     throw std::invalid_argument("cannot truncate a prefix of " + std::to_string(s.length) + " tokens to " +
                                 std::to_string(length));
+  if (length % shape_.page_size != 0 && references_[s.pages[length / shape_.page_size]] > 1)
+    throw std::invalid_argument("cannot truncate to " + std::to_string(length) +
+                                " tokens: that lies inside a page that others share");
   s.length = length;
   drop_pending(s);
 }
@@ -135,20 +185,26 @@ void KvCache::drop_pending(Sequence& s) {
 
 void KvCache::resize(Sequence& s, std::int64_t slots) {
   const auto pages = static_cast<std::size_t>(pages_for(slots));
-  const int per_page = shape_.page_size / kTile;
   while (s.pages.size() > pages) {
-    free_.push_back(s.pages.back());
+    drop_reference(s.pages.back());
     s.pages.pop_back();
   }
+  s.tiles.resize(s.pages.size() * static_cast<std::size_t>(shape_.page_size / kTile));
   while (s.pages.size() < pages) {
-    s.pages.push_back(free_.back());
+    ++references_[free_.back()];
+    add_page(s, free_.back());
     free_.pop_back();
   }
-  s.tiles.resize(std::min(s.tiles.size(), pages * per_page));
-  while (s.tiles.size() < pages * per_page) {
-    const std::size_t tile = s.tiles.size();
-    s.tiles.push_back(s.pages[tile / per_page] * per_page + static_cast<std::int32_t>(tile % per_page));
-  }
+}
+
+void KvCache::add_page(Sequence& s, std::int32_t page) {
+  const int per_page = shape_.page_size / kTile;
+  s.pages.push_back(page);
+  for (int tile = 0; tile < per_page; ++tile) s.tiles.push_back(page * per_page + tile);
+}
+
+void KvCache::drop_reference(std::int32_t page) {
+  if (--references_[page] == 0) free_.push_back(page);
 }
 
 void KvCache::move(const Sequence& s, int from_slot, int to_slot, const Ops& ops) {
@@ -214,18 +270,27 @@ void KvCache::read(int sequence, int layer, int kv_head, int slot, float* key, f
 }
 
 void KvCache::check_integrity() const {
-  std::vector<int> owners(static_cast<std::size_t>(shape_.pages), 0);
-  for (std::int32_t page : free_) ++owners.at(page);
+  std::vector<std::int32_t> holders = retained_, free(holders.size(), 0);
+  for (std::int32_t page : free_) ++free.at(page);
   for (const auto& [handle, s] : sequences_) {
-    for (std::int32_t page : s.pages) ++owners.at(page);
+    for (std::int32_t page : s.pages) ++holders.at(page);
     const auto slots = static_cast<std::int64_t>(s.length) + static_cast<std::int64_t>(s.parents.size());
     if (static_cast<std::int64_t>(s.pages.size()) != pages_for(slots))
       throw std::logic_error("sequence " + std::to_string(handle) + " holds a wrong number of pages");
+    for (std::size_t i = static_cast<std::size_t>(s.length / shape_.page_size); i < s.pages.size(); ++i)
+      if (references_[s.pages[i]] != 1)
+        throw std::logic_error("sequence " + std::to_string(handle) + " shares a page that it may write to");
     if (s.depths.size() != s.parents.size() || s.dense.size() != s.parents.size())
       throw std::logic_error("sequence " + std::to_string(handle) + " counts its pending rows wrongly");
   }
-  for (int count : owners)
-    if (count != 1) throw std::logic_error("a page is owned " + std::to_string(count) + " times");
+  for (std::size_t page = 0; page < holders.size(); ++page) {
+    if (holders[page] != references_[page])
+      throw std::logic_error("a page has " + std::to_string(holders[page]) + " holders and counts " +
+                             std::to_string(references_[page]));
+    if (free[page] != (holders[page] == 0 ? 1 : 0))
+      throw std::logic_error("a page with " + std::to_string(holders[page]) + " holders is free " +
+                             std::to_string(free[page]) + " times");
+  }
 }
 
 }  // namespace outrider

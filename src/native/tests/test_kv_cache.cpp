@@ -147,6 +147,111 @@ void random_rounds() {
   CHECK(cache.free_pages() == kShape.pages);
 }
 
+void fill(KvCache& cache, int sequence, int rows, float first) {
+  Ints chain(static_cast<std::size_t>(rows));
+  for (int i = 0; i < rows; ++i) chain[static_cast<std::size_t>(i)] = i - 1;
+  append(cache, sequence, chain);
+  const int length = cache.length(sequence);
+  for (int i = 0; i < rows; ++i) write(cache, sequence, length + i, first + static_cast<float>(i));
+  for (std::int32_t& row : chain) ++row;
+  cache.commit(sequence, chain, ops_for(Isa::portable));
+}
+
+void pages_are_shared() {
+  KvCache cache(kShape);
+  const int s = cache.open();
+  fill(cache, s, 40, 1);
+  const Ints pages(cache.full_pages(s).begin(), cache.full_pages(s).end());
+  CHECK(pages.size() == 2);
+  const int t = cache.open(pages);
+  CHECK(cache.length(t) == 32 && cache.free_pages() == 3);
+  for (int p = 0; p < 32; ++p) CHECK(holds(cache, t, p, static_cast<float>(1 + p)));
+  fill(cache, t, 10, 100);
+  cache.check_integrity();
+  CHECK(holds(cache, s, 32, 33) && holds(cache, t, 32, 100));
+  refuses<std::invalid_argument>(cache, [&] { cache.truncate(t, 20); });
+  cache.truncate(t, 16);
+  cache.check_integrity();
+  cache.close(s);
+  CHECK(cache.free_pages() == 5 && holds(cache, t, 15, 16));
+  cache.truncate(t, 3);  // no longer shared
+  cache.close(t);
+  CHECK(cache.free_pages() == kShape.pages);
+}
+
+void retained_pages_outlive_their_sequence() {
+  KvCache cache(kShape);
+  const int s = cache.open();
+  fill(cache, s, 36, 1);
+  const Ints pages(cache.full_pages(s).begin(), cache.full_pages(s).end());
+  const Ints last{cache.tiles(s)[2]};  // one tile a page here; this page is not full
+  refuses<std::invalid_argument>(cache, [&] { cache.retain(last); });
+  refuses<std::invalid_argument>(cache, [&] { cache.open(last); });
+  refuses<std::invalid_argument>(cache, [&] { cache.release(pages); });
+  cache.retain(pages);
+  cache.close(s);
+  cache.check_integrity();
+  CHECK(cache.free_pages() == kShape.pages - 2);
+  const int t = cache.open(pages);
+  CHECK(holds(cache, t, 31, 32));
+  refuses<std::invalid_argument>(cache, [&] { cache.release(Ints{pages[0], pages[0]}); });
+  cache.release(pages);
+  cache.check_integrity();
+  CHECK(holds(cache, t, 0, 1));
+  cache.close(t);
+  CHECK(cache.free_pages() == kShape.pages);
+  refuses<std::invalid_argument>(cache, [&] { cache.open(pages); });
+}
+
+// Sequences open over each other's pages, grow apart, shrink and close: what each of them wrote stays what it was.
+void random_sharing() {
+  std::mt19937 random(11);
+  const auto pick = [&](std::size_t below) { return random() % below; };
+  KvCache cache({2, 2, {KvType::bf16, 16}, 10, 16, 80});
+  struct Text {
+    int sequence;
+    std::vector<float> values;
+  };
+  std::vector<Text> texts;
+  float next = 1;
+  for (int step = 0; step < 1500; ++step) {
+    if (texts.empty() || (texts.size() < 4 && pick(6) == 0)) {
+      Text text{cache.open(), {}};
+      if (!texts.empty() && pick(4) != 0) {
+        const Text& other = texts[pick(texts.size())];
+        const auto full = cache.full_pages(other.sequence);
+        const std::size_t pages = pick(full.size() + 1);
+        cache.close(text.sequence);
+        text.sequence = cache.open(full.first(pages));
+        text.values.assign(other.values.begin(), other.values.begin() + static_cast<std::ptrdiff_t>(pages * 16));
+      }
+      texts.push_back(text);
+    }
+    Text& text = texts[pick(texts.size())];
+    const int rows = 1 + static_cast<int>(pick(12));
+    if (pick(12) == 0) {
+      text.values.resize(text.values.size() / 16 * 16);
+      cache.truncate(text.sequence, static_cast<int>(text.values.size()));
+    } else if (text.values.size() + static_cast<std::size_t>(rows) <= 80) {
+      try {
+        fill(cache, text.sequence, rows, next);
+        for (int i = 0; i < rows; ++i) text.values.push_back(next + static_cast<float>(i));
+        next = next < 200 ? next + static_cast<float>(rows) : 1;
+      } catch (const KvCacheFull&) {
+        cache.close(text.sequence);
+        std::swap(text, texts.back());
+        texts.pop_back();
+      }
+    }
+    cache.check_integrity();
+    for (const Text& each : texts)
+      for (std::size_t p = 0; p < each.values.size(); ++p)
+        CHECK(holds(cache, each.sequence, static_cast<int>(p), each.values[p]));
+  }
+  for (const Text& text : texts) cache.close(text.sequence);
+  CHECK(cache.free_pages() == 10);
+}
+
 }  // namespace
 }  // namespace outrider
 
@@ -155,5 +260,8 @@ int main() {
   outrider::trees_have_tails();
   outrider::refusals_change_nothing();
   outrider::random_rounds();
+  outrider::pages_are_shared();
+  outrider::retained_pages_outlive_their_sequence();
+  outrider::random_sharing();
   return outrider::test::report();
 }

@@ -50,6 +50,9 @@ class Scrambled(Drafter):
     def take_failures(self) -> frozenset[int]:
         return self._inner.take_failures()
 
+    def pause(self, view: SequenceView) -> None:
+        self._inner.pause(view)
+
     def close(self, view: SequenceView) -> None:
         self._inner.close(view)
 

@@ -76,7 +76,8 @@ class Settings:
     """params: sampling of every answer; if it has a seed, turn number i of the run uses seed + i, for every method.
 
     system: a system message for every conversation. shared_tenant: all prompts belong to one tenant, so that drafters
-    which remember earlier requests may use them; otherwise each conversation is a tenant of its own.
+    which remember earlier requests may use them; otherwise each conversation is a tenant of its own. Either way each
+    method has its own, or one would find its prompts in the prefix cache where another had to read them.
     """
 
     params: SamplingParams
@@ -144,12 +145,13 @@ class _Runner:
         params = self._settings.params
         if params.seed is not None:
             params = replace(params, seed=(params.seed + self._turns_run) % (MAX_SEED + 1))
-        tenant = "bench" if self._settings.shared_tenant else f"bench/{prompt.id}"
+        conversation = "bench" if self._settings.shared_tenant else f"bench/{prompt.id}"
         start = self._turns_run % len(self._methods)
         answers: dict[str, RequestOutput] = {}
         for method in self._methods[start:] + self._methods[:start]:
             self._progress(prompt, method)
             try:
+                tenant = f"{conversation}/{method.label}"
                 answers[method.label] = _answer(self._engines[method.label], messages, params, tenant)
             except Exception as error:  # a failure is a result too, and must not cost the other methods theirs
                 reason = f"{type(error).__name__}: {error}"

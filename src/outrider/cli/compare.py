@@ -42,6 +42,7 @@ def compare(llm: LLM, asked: Question, params: SamplingParams, args: argparse.Na
     if fast.output is None or fast.interrupted:
         return EXIT_INTERRUPTED
     note("the same again without speculation …")
+    llm.reset_prefix_cache()  # the second run reads the prompt as the first one did
     plain = stream_answer(asked.stream(plain_llm, params), lambda text: None)
     if plain.output is None or plain.interrupted:
         return EXIT_INTERRUPTED

@@ -133,6 +133,8 @@ def _reader(hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
+        if inner == [str, int]:
+            return {"type": str, "metavar": "SIZE"}
         if str in inner and len(inner) > 1:
             return {"action": "append", "metavar": "TEXT"}
         reader = _reader(inner[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -112,7 +113,7 @@ class SpeculativeConfig:
     @property
     def members(self) -> tuple[str, ...]:
         """The drafters that ``method`` joins by ``+``."""
-        return tuple(part.strip() for part in self.method.split("+"))
+        return _members(self.method)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
@@ -149,17 +150,94 @@ def as_speculative_config(value: SpeculativeConfig | Mapping[str, Any] | str | N
     return SpeculativeConfig.from_dict(value)
 
 
+MOST_TOKENS_PER_REQUEST = 256
+
+
+@dataclass(frozen=True)
+class SpeculativeOverride:
+    """What one request asks for in place of the engine's own speculation. Validated when built; raises ConfigError.
+
+    method: a method, several joined by ``+``, or ``none``; None for the engine's own.
+    num_speculative_tokens: draft nodes verified per round at most; None for the engine's or the method's own number.
+    """
+
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        number, limit = self.num_speculative_tokens, MOST_TOKENS_PER_REQUEST
+        if self.method is not None and not isinstance(self.method, str):
+            raise ConfigError(f"speculative method={self.method!r} must be a string")
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= limit):
+            raise ConfigError(f"num_speculative_tokens={number!r} must be a whole number from 1 to {limit}")
+        if "none" in self.members:
+            if len(self.members) > 1:
+                raise ConfigError(f"method {self.method!r} joins 'none' with a drafter; drop one of them")
+            if number is not None:
+                raise ConfigError("method 'none' drafts nothing and would ignore num_speculative_tokens; leave it out")
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The drafters that ``method`` joins by ``+``; none for the engine's own."""
+        return _members(self.method) if self.method is not None else ()
+
+
+def _members(method: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in method.split("+"))
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Sizes of the engine. Validated when built; raises ConfigError."""
 
     max_batch_size: int = _option(16, "requests that run at the same time")
     max_context: int | None = _option(None, "longest sequence; default: the model's, at most 8192")
-    prefill_chunk: int = _option(512, "prompt tokens per forward pass")
-    kv_tokens: int | None = _option(None, "tokens that the KV cache holds; default: enough for max_batch_size")
+    prefill_chunk: int = _option(512, "prompt tokens of one request per forward pass")
+    max_batched_tokens: int = _option(
+        2048, "rows per forward pass, all requests together: decoding ones first, then prompts"
+    )
+    kv_tokens: int | None = _option(
+        None, "tokens that the KV cache holds; default: a batch, or four sequences, of the longest"
+    )
+    kv_cache_memory: str | int | None = _option(
+        None, "memory of the KV cache, in place of kv_tokens: bytes, or with a unit, as in 2GiB"
+    )
+    enable_prefix_caching: bool = _option(True, "use the KV of equal beginnings of prompts again, within a tenant")
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_context", "prefill_chunk", "kv_tokens"):
+        for name in ("max_batch_size", "max_context", "prefill_chunk", "max_batched_tokens", "kv_tokens"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name in ("max_context", "kv_tokens"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(f"enable_prefix_caching={self.enable_prefix_caching!r} must be true or false")
+        if self.max_batched_tokens < self.max_batch_size:
+            raise ConfigError(
+                f"max_batched_tokens={self.max_batched_tokens} must leave a row for each of max_batch_size="
+                f"{self.max_batch_size} requests"
+            )
+        if self.kv_cache_memory is not None:
+            if self.kv_tokens is not None:
+                raise ConfigError("kv_tokens and kv_cache_memory both size the KV cache; give one of them")
+            parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """``kv_cache_memory`` in bytes."""
+        return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+
+_UNITS = {"": 1, **{prefix + "ib": 1 << 10 * power for power, prefix in enumerate(("k", "m", "g", "t"), start=1)}}
+_UNITS |= {"b": 1, **{prefix + "b": 1000**power for power, prefix in enumerate(("k", "m", "g", "t"), start=1)}}
+
+
+def parse_bytes(name: str, value: str | int) -> int:
+    """Bytes of a size such as 1073741824, "512MiB" or "2 GB". Raises ConfigError, naming the option."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
+    if found is None or found[2] not in _UNITS or int(float(found[1]) * _UNITS[found[2]]) < 1:
+        raise ConfigError(f"{name}={value!r} must be a number of bytes, or a number with a unit such as MiB or GiB")
+    return int(float(found[1]) * _UNITS[found[2]])

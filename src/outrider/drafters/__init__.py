@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.config import AUTO
+from outrider.core.errors import ConfigError
 from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -30,13 +32,32 @@ def build(context: DrafterContext) -> Drafter:
 
     Raises UnknownNameError, naming the nearest known method.
     """
+    return assemble(context.config.members, context, {})
+
+
+def assemble(
+    members: Sequence[str], context: DrafterContext, made: dict[str, Drafter], *, load_models: bool = True
+) -> Drafter:
+    """The drafter that ``members`` name, a cascade if there are several. ``context.config.method`` plays no part.
+
+    made: drafters that exist already, by name, which are used again; those built now are added. load_models: False to
+    raise ConfigError for a drafter that would have to load a model first. Raises UnknownNameError for an unknown name.
+    """
     from outrider.drafters.cascade import Cascade
 
     names: list[str] = []
-    for member in context.config.members:
+    for member in members:
         names.extend(AUTO if member == "auto" else [check_method(member)])
     names = list(dict.fromkeys(names))
-    drafters = [DRAFTERS.get(name)(context) for name in names]  # type: ignore[call-arg]
+    for name in names:
+        if name not in made:
+            if DRAFTERS.get(name).needs_model and not load_models:
+                raise ConfigError(
+                    f"method {name!r} needs a model that is not loaded; it must be part of the speculative config that "
+                    "the engine is started with"
+                )
+            made[name] = DRAFTERS.get(name)(context)  # type: ignore[call-arg]
+    drafters = [made[name] for name in names]
     return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
 
 

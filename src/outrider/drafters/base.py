@@ -25,10 +25,12 @@ class Wants:
 
     top_k: the target's k most likely next tokens at every row that has logits; 0: none.
     hidden_layers: hidden states of these layers (numbered as in `ForwardOutput`), for prompt rows too.
+    whole_prompt: nothing may be missing of the prompt's hidden states, so that no part of it may come from a cache.
     """
 
     top_k: int = 0
     hidden_layers: tuple[int, ...] = ()
+    whole_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Observation:
     path: rows that were accepted, the root (row 0) first.
     tree: what was verified; empty after a plain round.
     top_ids, top_logprobs: [rows, top_k] int64 and float32, if wanted, best first.
-    context: prompt tokens that the same pass forwarded before the root.
+    context: tokens that the same pass forwarded before the root.
+    start: position of the first row, context included. What lies before it may never have been observed: the prefix
+        cache had it. And after a request had to make way, rows are observed again that were observed before.
     hidden: layer -> [len(context) + rows, H], if wanted, the context first.
     finished: the request has ended; the drafter will be told so by `Drafter.close` too.
     """
@@ -85,6 +89,7 @@ class Observation:
     top_ids: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None
     context: Sequence[int] = ()
+    start: int = 0
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
     finished: bool = False
 
@@ -100,6 +105,8 @@ class Drafter(ABC):
     wants: Wants = Wants()
     default_tokens: int = 8
     """Draft nodes per round, unless the configuration says otherwise."""
+    needs_model: bool = False
+    """Whether building it loads a model, which is not done on a single request's demand."""
 
     def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request starts; its prompt is in ``view.tokens``."""
@@ -116,6 +123,9 @@ class Drafter(ABC):
         around by itself, as a cascade does with a member's.
         """
         return frozenset()
+
+    def pause(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
+        """A request has to wait for memory, and goes on later. What is dear to keep and can be made again should go."""
 
     def close(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request ends, normally or not. Must free all that `open` took, and must not raise for unknown requests."""

@@ -53,6 +53,7 @@ class Cascade(Drafter):
         self.wants = Wants(
             top_k=max(member.wants.top_k for member in members),
             hidden_layers=tuple(sorted({layer for member in members for layer in member.wants.hidden_layers})),
+            whole_prompt=any(member.wants.whole_prompt for member in members),
         )
         self._width = width
         self.failures: Counter[str] = Counter()
@@ -77,6 +78,10 @@ class Cascade(Drafter):
                 self._learn(observation, proposal)
         for member in self.members:
             self._attempt(member, [o.view for o in observations], partial(member.observe, observations))
+
+    def pause(self, view: SequenceView) -> None:
+        for member in self.members:
+            self._attempt(member, [view], partial(member.pause, view))
 
     def close(self, view: SequenceView) -> None:
         self._proposals.pop(view.request_id, None)

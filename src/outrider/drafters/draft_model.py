@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
-from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
+from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
 from outrider.drafters.draft_growth import Growth, growth_for
 from outrider.drafters.growth import Limits
 from outrider.drafters.vocabulary import check_vocabulary, fit_logits
@@ -60,6 +60,7 @@ class DraftModelDrafter(Drafter):
 
     name = "draft_model"
     default_tokens = 5
+    needs_model = True
 
     def __init__(self, context: DrafterContext) -> None:
         """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
@@ -78,17 +79,19 @@ class DraftModelDrafter(Drafter):
         self._warned = False
 
     def open(self, view: SequenceView) -> None:
-        """Read the prompt but for its last token, the root of the first draft.
+        """Read a short prompt but for its last token, the root of the first draft; a long one comes in chunks.
 
         Done here, it does not count as the cost of a draft, by which the planner judges whether drafting pays.
         """
-        if len(view.tokens) <= self._executor.max_context:
-            run = self._run_of(view)
-            prompt = view.tokens[:-1]
-            for start in range(0, len(prompt), _CHUNK):
-                chunk = prompt[start : start + _CHUNK]
-                self._executor.forward([Segment.chain(run.seq, chunk, [])])
-                self._executor.commit(run.seq, range(len(chunk)))
+        if len(view.tokens) <= _CHUNK:
+            self._read(view, len(view.tokens) - 1)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Read along with the target as it goes through a long prompt, so that no round has to wait for all of it."""
+        for observation in observations:
+            if not observation.rows:
+                end = observation.start + len(observation.context)
+                self._read(observation.view, end, most=2 * len(observation.context))
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         rounds: dict[int, _Round] = {}
@@ -109,10 +112,25 @@ class DraftModelDrafter(Drafter):
         self._failed.clear()
         return failed
 
+    def pause(self, view: SequenceView) -> None:
+        """Free the request's KV; what it held is read again when the request goes on."""
+        self.close(view)
+
     def close(self, view: SequenceView) -> None:
         run = self._runs.pop(view.request_id, None)
         if run is not None:
             self._executor.close(run.seq)
+
+    def _read(self, view: SequenceView, end: int, most: int = _CHUNK) -> None:
+        """Forward and commit the text's next tokens, up to position ``end`` and ``most`` of them."""
+        if end > self._executor.max_context:
+            return
+        run = self._run_of(view)
+        length = self._executor.length(run.seq)
+        tokens = view.tokens[length : min(end, length + most)]
+        if tokens:
+            self._executor.forward([Segment.chain(run.seq, tokens, [])])
+            self._executor.commit(run.seq, range(len(tokens)))
 
     def _limits(self, view: SequenceView, budget: Budget) -> Limits:
         """The round's limits, within the draft model's own context. The deepest nodes are not forwarded."""

@@ -36,10 +36,10 @@ class RecycleDrafter(Drafter):
     def __init__(self, context: DrafterContext) -> None:
         self._width = context.config.tree_width
         self._tables: TenantStore[dict[int, Candidates]] = TenantStore(dict)
-        self._bigrams: dict[int, dict[int, Candidates]] = {}
+        self._followers: dict[int, dict[int, list[int]]] = {}
 
     def open(self, view: SequenceView) -> None:
-        self._bigrams[view.request_id] = _bigrams(view.tokens)
+        self._followers[view.request_id] = _followers(view.tokens)
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         return [self._propose(view, budget) for view in views]
@@ -51,14 +51,14 @@ class RecycleDrafter(Drafter):
                 self._learn(observation, observation.top_ids.tolist(), scores.tolist())
 
     def close(self, view: SequenceView) -> None:
-        self._bigrams.pop(view.request_id, None)
+        self._followers.pop(view.request_id, None)
 
     def _propose(self, view: SequenceView, budget: Budget) -> DraftTree:
         table = self._tables.get(view.tenant)
-        bigrams = self._bigrams.get(view.request_id, {})
+        followers = self._followers.get(view.request_id, {})
 
         def expand(token: int) -> list[tuple[int, float, int]]:
-            found = table.get(token) or bigrams.get(token)
+            found = table.get(token) or _bigrams(followers.get(token))
             return [(follower, score, follower) for follower, score in zip(*found, strict=True)] if found else []
 
         return grow(view.tokens[-1], expand, Limits.of(view, budget), width=self._width)
@@ -75,14 +75,19 @@ class RecycleDrafter(Drafter):
             del table[next(iter(table))]
 
 
-def _bigrams(tokens: Sequence[int]) -> dict[int, Candidates]:
-    """For each token what followed it, most frequent first; one occurrence counts as unseen."""
-    followers: dict[int, Counter[int]] = {}
+def _followers(tokens: Sequence[int]) -> dict[int, list[int]]:
+    """For each token what followed it, in order. A long prompt's are gathered while other requests wait, so no more is
+    done here than must be.
+    """
+    followers: dict[int, list[int]] = {}
     for token, follower in itertools.pairwise(tokens):
-        followers.setdefault(token, Counter())[follower] += 1
-    table: dict[int, Candidates] = {}
-    for token, counts in followers.items():
-        best = counts.most_common(CANDIDATES)
-        total = counts.total() + 1
-        table[token] = (tuple(t for t, _ in best), tuple(n / total for _, n in best))
-    return table
+        followers.setdefault(token, []).append(follower)
+    return followers
+
+
+def _bigrams(followers: Sequence[int] | None) -> Candidates | None:
+    """What followed a token, most frequent first; one occurrence counts as unseen."""
+    if not followers:
+        return None
+    best = Counter(followers).most_common(CANDIDATES)
+    return tuple(token for token, _ in best), tuple(count / (len(followers) + 1) for _, count in best)

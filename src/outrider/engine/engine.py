@@ -2,31 +2,33 @@
 
 One kind of round serves everything. A running request has tokens that are not in the KV cache yet: its prompt at first,
 later just the last committed token, the root. A round forwards those and the draft tree below the root in one pass.
-While more of a prompt is left than one chunk, the request's share of the round is a chunk, and it emits nothing.
+While more of a prompt is left than its share of the round, that share is a chunk, and it emits nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import ContextLengthError, DraftError, NonFiniteLogitsError
+from outrider.core.errors import ContextLengthError, NonFiniteLogitsError
 from outrider.core.tree import DraftTree
-from outrider.engine.request import Request, trim
+from outrider.engine.request import Request
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.share import Draft, Share, distribute
+from outrider.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from outrider.acceptance.base import AcceptanceRule, Verdict
-    from outrider.core.config import EngineConfig
+    from outrider.core.config import EngineConfig, SpeculativeOverride
     from outrider.core.sampling import SamplingParams
-    from outrider.drafters.base import Budget, Drafter, Observation
+    from outrider.drafters.base import Observation
     from outrider.engine.health import AcceptanceWatch
     from outrider.engine.planner import Planner
+    from outrider.engine.prefix_cache import PrefixCache
+    from outrider.engine.speculators import Proposal, Speculators
     from outrider.executors.base import Executor
     from outrider.models.loader import Model
 
@@ -40,7 +42,8 @@ class Engine:
         self,
         model: Model,
         executor: Executor,
-        drafter: Drafter,
+        cache: PrefixCache,
+        speculators: Speculators,
         rule: AcceptanceRule,
         planner: Planner,
         watch: AcceptanceWatch,
@@ -48,164 +51,205 @@ class Engine:
     ) -> None:
         self._model = model
         self._executor = executor
-        self._drafter = drafter
+        self._cache = cache
+        self._speculators = speculators
         self._rule = rule
         self._planner = planner
         self._watch = watch
         self._config = config
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._reserved: dict[int, int] = {}
+        self._scheduler = Scheduler(executor, cache, config)
+        self._stats = EngineStats(kv_tokens_total=executor.total_tokens)
         self._next_id = 0
-        self._failures = 0
 
-    def new_request(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
-        """A request that can be run, not queued yet. Raises ContextLengthError or SamplingParamsError."""
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the engine was made, brought up to date at the end of every round. Not to be changed."""
+        return self._stats
+
+    def new_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        tenant: str = "default",
+        priority: int = 0,
+        speculation: SpeculativeOverride | None = None,
+    ) -> Request:
+        """A request that can be run, not queued yet.
+
+        tenant: prefix cache and drafters share what they remember within a tenant, never across. priority: a lower one
+        is served first. speculation: what to draft with in place of the engine's own.
+        Raises ContextLengthError, SamplingParamsError, or ConfigError for speculation that cannot be had.
+        """
         request = Request(
             self._next_id,
             self._model,
             prompt,
             params,
+            speculation=self._speculators.choose(speculation),
             tenant=tenant,
+            priority=priority,
             max_context=self._executor.max_context,
             lossy=not self._rule.lossless,
         )
-        need = self._need(request)
+        need = len(request.view.tokens) + request.max_tokens
         if need > self._executor.total_tokens:
             raise ContextLengthError(
                 f"prompt and answer need {need} tokens of KV cache, which holds {self._executor.total_tokens}: "
-                "lower max_tokens or raise kv_tokens"
+                "lower max_tokens or raise kv_tokens or kv_cache_memory"
             )
         self._next_id += 1
         return request
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        self._waiting.append(request)
+        self._scheduler.submit(request)
+        self._count_requests()
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, tenant: str = "default") -> Request:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        tenant: str = "default",
+        priority: int = 0,
+        speculation: SpeculativeOverride | None = None,
+    ) -> Request:
         """`new_request` and `submit` in one."""
-        request = self.new_request(prompt, params, tenant)
+        request = self.new_request(prompt, params, tenant, priority, speculation)
         self.submit(request)
         return request
 
     def abort(self, request: Request) -> None:
         """End a request now, with what it has committed."""
         request.abort()
-        if request in self._waiting:
-            self._waiting.remove(request)
-        elif request in self._running:
-            self._release(request)
+        self._release(request)
+        self._count_requests()
 
     def step(self) -> list[Request]:
-        """One round. Returns the requests that it emitted tokens for; those that have ended have left the batch."""
+        """One round. Returns the requests that it emitted tokens for, or that it ended; ended ones have left the batch.
+
+        Whatever the executor or the rule raises ends the requests of the batch, finish reason "error"; the engine can
+        go on with others. What is no Exception (a Ctrl-C) is passed on, with nothing of the round left behind.
+        """
         started = time.perf_counter()
-        self._admit()
-        if not self._running:
+        try:
+            shares = self._plan()
+        except Exception as error:
+            # If nobody runs, it was the next request in line that could not be started.
+            return self._batch_failed(self._scheduler.running or self._scheduler.waiting[:1], error)
+        if not shares:
             return []
-        drafts = self._propose()
         proposed = time.perf_counter()
-        shares = [self._share(request, drafts.get(request.id)) for request in self._running]
-        with self._rows_dropped_on_error(shares):
-            self._forward(shares)
-            verified = time.perf_counter()
-            judged = [share for share in shares if not share.chunk]
-            verdicts = self._accept(judged)
-            accepted = time.perf_counter()
-            observations = self._commit(shares, verdicts)
-            committed = time.perf_counter()
-        self._call_drafter(lambda: self._drafter.observe(observations), [share.request for share in judged])
+        judged = [share for share in shares if not share.chunk]
+        try:
+            with self._rows_dropped_on_error(shares):
+                self._forward(shares)
+                verified = time.perf_counter()
+                verdicts = self._accept(judged)
+                accepted = time.perf_counter()
+                observations = self._commit(shares, verdicts)
+        except Exception as error:
+            return self._batch_failed([share.request for share in shares], error)
+        committed = time.perf_counter()
+        self._speculators.observe(observations)
         observed = time.perf_counter()
         for share in judged:
             if share.request.finished:
                 self._release(share.request)
+        seconds = {
+            "draft": proposed - started + observed - committed,
+            "verify": verified - proposed,
+            "accept": accepted - verified,
+            "engine": committed - accepted + time.perf_counter() - observed,
+        }
+        self._stats.add_times(**seconds)
         for share in shares:
-            share.request.statistics.add_times(
-                parts=len(shares),
-                draft=proposed - started + observed - committed,
-                verify=verified - proposed,
-                accept=accepted - verified,
-                engine=committed - accepted + time.perf_counter() - observed,
-            )
+            share.request.statistics.add_times(parts=len(shares), **seconds)
+        self._count_requests()
         return [share.request for share in judged]
 
     # -- plan and propose ----------------------------------------------------------------------------------------------
 
-    def _need(self, request: Request) -> int:
-        """KV tokens that a request may come to use, in whole pages, draft rows included."""
-        page = self._executor.page_size
-        longest = len(request.view.tokens) + request.max_tokens + self._planner.max_nodes
-        return (longest + page) // page * page
+    def _plan(self) -> list[Share]:
+        """Who takes part in the round, with which rows: decoding requests, chunks of prompts, and drafts."""
+        self._admit()
+        decoding, preempted = self._scheduler.secure_roots()
+        self._make_wait(preempted)
+        above = {request.id: 1 for request in decoding}
+        chunks, preempted = self._scheduler.chunks(self._rows_for_prompts(decoding), decoding)
+        self._make_wait(preempted)
+        above |= chunks
+        taking_part = [request for request in self._scheduler.running if request.id in above]
+        ready = [request for request in taking_part if above[request.id] == self._scheduler.unforwarded(request)]
+        drafts = self._propose(ready, above, self._config.max_batched_tokens - sum(above.values()))
+        shares = [self._share(request, above[request.id], drafts.get(request.id)) for request in taking_part]
+        self._scheduler.make_room([(share.request, share.rows) for share in shares])
+        return shares
+
+    def _rows_for_prompts(self, decoding: Sequence[Request]) -> int:
+        """Rows that are left for prompts, those for drafts set aside, in a round that is not to keep others waiting."""
+        rows = self._config.max_batched_tokens - len(decoding)
+        if not decoding:
+            return rows
+        drafts = sum(request.speculation.full.nodes for request in decoding)
+        usual = len(decoding) + self._stats.planner_budget
+        return self._planner.chunk_beside(usual, max(rows - drafts, rows // 2))
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, while batch and KV cache have room for all they may need."""
-        while self._waiting and len(self._running) < self._config.max_batch_size:
-            request = self._waiting[0]
-            need = self._need(request)
-            if sum(self._reserved.values()) + need > self._executor.total_tokens:
-                return
-            self._waiting.popleft()
-            request.seq = self._executor.open()
-            self._reserved[request.id] = need
-            self._running.append(request)
-            self._open_drafter(request)
+        for request in self._scheduler.admit():
+            if not request.preemptions:
+                prompt = request.view.num_prompt_tokens
+                queried = prompt if self._config.enable_prefix_caching and request.may_start_cached else 0
+                self._stats.count_started(prompt, queried, request.cached_tokens)
+                self._speculators.open(request)
 
-    def _open_drafter(self, request: Request) -> None:
-        self._call_drafter(lambda: self._drafter.open(request.view), [request])
+    def _make_wait(self, preempted: Sequence[Request]) -> None:
+        for request in preempted:
+            self._stats.preemptions += 1
+            self._speculators.pause(request)
 
-    def _unforwarded(self, request: Request) -> list[int]:
+    def _propose(self, ready: Sequence[Request], above: Mapping[int, int], most: int) -> dict[int, Draft]:
+        """Drafts by request id for all of ``ready``, cut down to what pays, to ``most`` nodes and to the KV there is.
+
+        above: rows of each request before its draft.
+        """
+        for request in ready:
+            request.view.noise_stream = self._rule.draft_stream(request.sampling.position)
+        vocab_size = self._model.config.vocab_size
+        proposals = self._speculators.propose(ready, len(ready), self._planner.price, vocab_size)
+        asked = [request for request in ready if request.id in proposals]
+        trees = self._selected(asked, proposals, len(ready), most)
+        fits = self._scheduler.fit_drafts([(r, above[r.id], len(trees.get(r.id, ()))) for r in ready])
+        drafts: dict[int, Draft] = {}
+        for request in ready:
+            tree = trees.get(request.id, DraftTree())
+            if fits[request.id] < len(tree):
+                # Parents come first. What was drawn must not be thinned out by what it is worth, so there none is left.
+                whole = self._rule.needs_all_proposals and tree.logprobs
+                tree = DraftTree() if whole else tree.keep(set(range(fits[request.id])))
+            proposal = proposals.get(request.id)
+            drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds) if proposal else Draft(tree)
+        self._stats.planner_budget = sum(len(draft.tree) for draft in drafts.values())
+        return drafts
+
+    def _selected(
+        self, asked: Sequence[Request], proposals: Mapping[int, Proposal], batch_size: int, most: int
+    ) -> dict[int, DraftTree]:
+        """The proposed trees without the nodes that the planner leaves out, ``most`` nodes in all."""
+        trees = [proposals[request.id].tree for request in asked]
+        if self._rule.needs_all_proposals and any(tree.logprobs for tree in trees):
+            chosen: list[DraftTree] = []
+            for tree in trees:
+                chosen.append(tree if len(tree) <= most else DraftTree())
+                most -= len(chosen[-1])
+        else:
+            chosen = self._planner.select(asked, trees, batch_size, most)
+        return {request.id: tree for request, tree in zip(asked, chosen, strict=True)}
+
+    def _share(self, request: Request, rows: int, draft: Draft | None) -> Share:
         assert request.seq is not None
-        return request.view.tokens[self._executor.length(request.seq) :]
-
-    def _propose(self) -> dict[int, Draft]:
-        """Drafts by request id, for the requests whose root is in this round, cut down to what pays."""
-        chunk = self._config.prefill_chunk
-        ready = [r for r in self._running if r.view.room > 0 and len(self._unforwarded(r)) <= chunk]
-        budget = self._planner.budget(len(self._running))
-        if not ready or not budget.nodes:
-            return {}
-        started = time.perf_counter()
-        proposals: list[DraftTree] = []
-        views = [request.view for request in ready]
-        for view in views:
-            view.noise_stream = self._rule.draft_stream(view.sampling.position)
-
-        def ask() -> None:
-            answer = self._drafter.propose(views, budget)
-            if len(answer) != len(views):
-                raise DraftError(f"{len(answer)} draft trees for {len(views)} requests")
-            proposals.extend(answer)
-
-        self._call_drafter(ask, ready)
-        if not proposals:
-            return {}
-        failed = self._drafter.take_failures()
-        _count_failure([request for request in self._running if request.id in failed])
-        trees = [self._checked(request, tree, budget) for request, tree in zip(ready, proposals, strict=True)]
-        self._planner.observe_draft(trees, time.perf_counter() - started)
-        chosen = trees
-        if not (self._rule.needs_all_proposals and any(tree.logprobs for tree in trees)):
-            chosen = self._planner.select(ready, trees)
-        return {r.id: Draft(tree, whole) for r, tree, whole in zip(ready, chosen, trees, strict=True)}
-
-    def _checked(self, request: Request, tree: DraftTree, budget: Budget) -> DraftTree:
-        """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""
-        try:
-            tree.check(self._model.config.vocab_size)
-            if len(tree) > budget.nodes:
-                raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
-        except Exception as error:  # what is no tree at all fails in ways of its own
-            self._drafter_failed(error, [request])
-            return DraftTree()
-        if not tree.sources:
-            tree = replace(tree, sources=[(self._drafter.name,)] * len(tree))
-        return trim(tree, request.view.room, request.sampling.end_ids, chain=not self._rule.trees)
-
-    def _share(self, request: Request, draft: Draft | None) -> Share:
-        tokens = self._unforwarded(request)
-        if len(tokens) > self._config.prefill_chunk:
-            return Share(request, tokens[: self._config.prefill_chunk], chunk=True)
-        return Share(request, tokens, draft or Draft())
+        start = self._executor.length(request.seq)
+        tokens = request.view.tokens[start : start + rows]
+        return Share(request, start, tokens, draft or Draft(), chunk=draft is None)
 
     # -- forward, commit, emit -----------------------------------------------------------------------------------------
 
@@ -220,13 +264,28 @@ class Engine:
                     self._executor.commit(share.request.seq, ())
             raise
 
+    def _batch_failed(self, requests: Sequence[Request], error: Exception) -> list[Request]:
+        """End the requests of a round that could not be finished. Returns them."""
+        ended = list(requests)
+        log.error("a round of %d requests failed", len(ended), exc_info=error)
+        for request in ended:
+            if not request.finished:
+                request.fail(error)
+            self._release(request)
+        self._count_requests()
+        return ended
+
     def _forward(self, shares: Sequence[Share]) -> None:
         started = time.perf_counter()
         segments = [share.segment() for share in shares]
-        output = self._executor.forward(segments, self._drafter.wants.hidden_layers)
+        layers = {layer for share in shares for layer in share.request.speculation.drafter.wants.hidden_layers}
+        output = self._executor.forward(segments, sorted(layers))
         distribute(output, shares, segments)
-        if all(len(share.tokens) == 1 for share in shares):
-            self._planner.observe_forward(sum(len(s.tokens) for s in segments), time.perf_counter() - started)
+        beside = any(len(share.tokens) == 1 for share in shares)
+        chunk = any(len(share.tokens) > 1 for share in shares)
+        if beside:
+            seconds = time.perf_counter() - started
+            self._planner.observe_forward(sum(share.rows for share in shares), seconds, chunk=chunk)
 
     def _accept(self, judged: Sequence[Share]) -> dict[int, Verdict]:
         """Verdicts by `id` of the share. A request whose own logits are broken ends here; the others go on."""
@@ -238,9 +297,9 @@ class Engine:
                 share.request.fail(error)
         return verdicts
 
-    def _commit(self, shares: Sequence[Share], verdicts: dict[int, Verdict]) -> list[Observation]:
+    def _commit(self, shares: Sequence[Share], verdicts: dict[int, Verdict]) -> list[tuple[Request, Observation]]:
         """Keep the accepted rows' KV, emit the tokens, and say what happened."""
-        observations: list[Observation] = []
+        observations: list[tuple[Request, Observation]] = []
         for share in shares:
             request, verdict = share.request, verdicts.get(id(share))
             assert request.seq is not None
@@ -253,41 +312,31 @@ class Engine:
                 emitted = request.emit(share.tree, verdict.path, verdict.token)
                 if request.logprobs is not None:
                     request.logprobs.extend(share.logprobs(verdict, len(emitted)))
-                self._planner.observe_committed(request, share.draft.proposed, emitted)
-                self._watch.observe(share.tree, verdict.path)
-            observations.append(share.observation(self._drafter.wants, self._executor, verdict, emitted))
+                self._learn(share, verdict, emitted, shares)
+            self._cache.enter(request)
+            observations.append((request, share.observation(self._executor, verdict, emitted)))
         return observations
 
+    def _learn(self, share: Share, verdict: Verdict, emitted: Sequence[int], shares: Sequence[Share]) -> None:
+        """Count what a request's part of the round came to, and let planner and pace see it."""
+        request, draft = share.request, share.draft
+        self._stats.count_emitted(share.tree, verdict.path, len(emitted))
+        self._watch.observe(share.tree, verdict.path)
+        self._planner.observe_committed(request, draft.proposed, emitted)
+        pace = request.speculation.pace(request)
+        pace.observe_committed(draft.proposed, emitted)
+        if draft.seconds is not None and all(len(other.tokens) == 1 for other in shares):
+            profit = self._planner.profit(share.tree, len(emitted), [len(other.tree) for other in shares])
+            pace.observe_profit(len(shares), profit - draft.seconds)
+
     def _release(self, request: Request) -> None:
-        self._running.remove(request)
-        del self._reserved[request.id]
-        if request.seq is not None:
-            self._executor.close(request.seq)
-            request.seq = None
-        self._call_drafter(lambda: self._drafter.close(request.view), [])
-        self._planner.forget(request)
+        """Take a request that has ended out of the batch or the queue."""
+        if self._scheduler.remove(request):
+            self._speculators.close(request)
+            self._planner.forget(request)
 
-    def _call_drafter(self, call: Callable[[], object], affected: Sequence[Request]) -> None:
-        """Run a drafter's method. Whatever it raises costs this round's draft and nothing else."""
-        try:
-            call()
-        except Exception as error:
-            self._drafter_failed(error, affected)
-
-    def _drafter_failed(self, error: Exception, affected: Sequence[Request]) -> None:
-        """Count a failure for the requests whose draft it cost. Said at the first one, the second, the fourth, …"""
-        _count_failure(affected)
-        self._failures += 1
-        if self._failures & (self._failures - 1) == 0:
-            reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
-            log.warning(
-                "drafter %s failed (%s), %d times so far; the round goes on without its draft",
-                self._drafter.name,
-                reason,
-                self._failures,
-            )
-
-
-def _count_failure(requests: Sequence[Request]) -> None:
-    for request in requests:
-        request.statistics.failures += 1
+    def _count_requests(self) -> None:
+        self._stats.running = len(self._scheduler.running)
+        self._stats.waiting = len(self._scheduler.waiting)
+        self._stats.kv_tokens_used = self._cache.used_tokens
+        self._stats.drafter_failures = self._speculators.failures

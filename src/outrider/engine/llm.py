@@ -102,6 +102,11 @@ class LLM:
         return self._runtime.executor
 
     @property
+    def engine(self) -> Engine:
+        """The engine, for whoever runs its rounds: requests that come and go, with tenant, priority and speculation."""
+        return self._engine
+
+    @property
     def executor_name(self) -> str:
         """Which executor runs the model: "native" or "torch"."""
         return self._runtime.executor_name
@@ -127,6 +132,10 @@ class LLM:
             raise ConfigError(f"model {self.model.name!r} has no tokenizer; give token ids instead of text")
         return self.model.tokenizer
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the cached beginnings of prompts, for every tenant; what comes next is read as for the first time."""
+        self._runtime.prefix_cache.clear()
+
     # -- whole answers -------------------------------------------------------------------------------------------------
 
     def generate(
@@ -140,9 +149,10 @@ class LLM:
         """Answer one prompt or many, as one batch; answers come in the order of the prompts.
 
         prompts: text, or token ids; one or a list. params: for all of them, or one each.
-        tenant: drafters remember what a tenant's requests said, for that tenant alone.
+        tenant: drafters and prefix cache remember what a tenant's requests said, for that tenant alone.
         Ctrl-C ends every request with what it has committed, finish reason "aborted". A request for which the model
-        gives no usable logits ends with the finish reason "error"; the others go on.
+        gives no usable logits ends with the finish reason "error"; the others go on. If the executor fails, the
+        requests that were running end so.
         """
         batch: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[list-item, assignment]
         return self._run([self._encode(prompt) for prompt in batch], params, use_tqdm=use_tqdm, tenant=tenant)

@@ -103,11 +103,15 @@ class TokenLogprob:
 
 @dataclass
 class RequestTiming:
-    """Times in seconds on the clock of `time.perf_counter`. token_times: when each output token was emitted."""
+    """Times in seconds on the clock of `time.perf_counter`.
+
+    started: when the request first left the queue; 0 if it never did. token_times: when each output token was emitted.
+    """
 
     arrival: float
     token_times: list[float] = field(default_factory=list)
     finished: float = 0.0
+    started: float = 0.0
 
     @property
     def ttft(self) -> float:
@@ -127,6 +131,7 @@ class RequestOutput:
     stop_reason: the stop string or token id that ended it; None for the model's own end of sequence, or for length.
     seed: the seed that was used, given or drawn; with it the same text comes again.
     error: why the request could not go on, if finish_reason is "error"; what was committed before stays.
+    cached_tokens: prompt tokens that were in the prefix cache. preemptions: times that the request had to make way.
     lossy: a lossy acceptance rule was at work, so the text is not what the target alone would have written.
     """
 
@@ -142,6 +147,8 @@ class RequestOutput:
     timing: RequestTiming
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
 
     def raise_for_error(self) -> RequestOutput:
         """This answer itself, or OutriderError if the request could not go on."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import ContextLengthError
+from outrider.core.errors import ContextLengthError, OutriderError
 from outrider.core.sampling import SamplingParams, SamplingState
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import SequenceView
@@ -15,12 +15,19 @@ from outrider.engine.stops import OutputStream
 from outrider.grammar import mask_for
 
 if TYPE_CHECKING:
-    from outrider.core.errors import OutriderError
+    from outrider.engine.speculators import Speculation
     from outrider.models.loader import Model
 
 
 class Request:
-    """Created by `Engine.add`. ``seq`` is the executor's handle while the request is running, None otherwise."""
+    """Created by `Engine.new_request`.
+
+    seq: the executor's handle while the request is running, None otherwise.
+    page_digests: names of the full pages of its text (see `PrefixCache`). entered_pages: how many pages of its sequence
+        the cache has seen.
+    cached_tokens: prompt tokens that were in the prefix cache when the request was started. preemptions: times that it
+        had to make way.
+    """
 
     def __init__(
         self,
@@ -29,7 +36,9 @@ class Request:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        speculation: Speculation,
         tenant: str,
+        priority: int,
         max_context: int,
         lossy: bool,
     ) -> None:
@@ -39,6 +48,8 @@ class Request:
         vocab_size = model.config.vocab_size
         _check_prompt(prompt, vocab_size, max_context)
         self.id = request_id
+        self.priority = priority
+        self.speculation = speculation
         self.lossy = lossy
         mask = mask_for(model, params)
         self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids, mask)
@@ -53,6 +64,10 @@ class Request:
             request_id, tenant, list(prompt), len(prompt), self.sampling, self.output.remaining - 1
         )
         self.seq: int | None = None
+        self.page_digests: list[bytes] = []
+        self.entered_pages = 0
+        self.cached_tokens = 0
+        self.preemptions = 0
         self.error: str | None = None
         self.statistics = SpeculationStats()
         self.timing = RequestTiming(arrival=time.perf_counter())
@@ -67,6 +82,17 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.output.finish_reason is not None
+
+    @property
+    def may_start_cached(self) -> bool:
+        """Whether its prefix may be taken from a cache."""
+        return not self.speculation.drafter.wants.whole_prompt
+
+    def admitted(self, found: int) -> None:
+        """The request runs from now on; ``found`` tokens of it were in the prefix cache."""
+        if not self.timing.started:
+            self.timing.started = time.perf_counter()
+            self.cached_tokens = found
 
     def emit(self, tree: DraftTree, path: Sequence[int], token: int) -> list[int]:
         """Emit the accepted nodes of ``tree`` and the token after them, up to a stop. Returns the tokens emitted."""
@@ -90,9 +116,9 @@ class Request:
             self.timing.finished = now
         return emitted
 
-    def fail(self, error: OutriderError) -> None:
-        """End the request because the model's answer for it cannot be used."""
-        self.error = str(error)
+    def fail(self, error: Exception) -> None:
+        """End the request because the model's answer for it cannot be used, or never came."""
+        self.error = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
         self.output.abort("error")
         self.timing.finished = time.perf_counter()
 
@@ -126,6 +152,8 @@ class Request:
             timing=self.timing,
             logprobs=self.logprobs,
             error=self.error,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
         )
 
     def _count_accepted(self, tree: DraftTree, node: int, depth: int) -> None:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from outrider.acceptance import RULES
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.drafters import build
+from outrider.drafters import assemble
 from outrider.drafters.base import DrafterContext, OpenExecutor
-from outrider.drafters.calibration import Calibrator
 from outrider.engine.engine import Engine
 from outrider.engine.health import AcceptanceWatch
 from outrider.engine.names import check_names
-from outrider.engine.planner import ForwardPrice, Planner
+from outrider.engine.planner import Planner
+from outrider.engine.prefix_cache import PrefixCache
+from outrider.engine.price import ForwardPrice
+from outrider.engine.speculators import Speculators
 from outrider.executors import EXECUTORS, choose_executor
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ _DEFAULT_FULL_CONTEXTS = 4
 class Runtime:
     """Model and executor, and the recipe by which executors of drafters are opened.
 
-    kv_tokens of the cache: as configured; else for a few sequences of full length, or all of a small batch.
+    The KV cache has the size that is configured; else it holds a few sequences of full length, or all of a small batch.
     """
 
     def __init__(
@@ -56,23 +58,35 @@ class Runtime:
         if config.max_context is not None and config.max_context > limit:
             raise ConfigError(f"max_context={config.max_context} is more than the model's {limit}; lower it")
         self.max_context = config.max_context or min(limit, DEFAULT_CONTEXT)
-        sequences = min(config.max_batch_size, _DEFAULT_FULL_CONTEXTS)
-        self._kv_tokens = config.kv_tokens or sequences * (self.max_context + 64)
-        self.executor = self.open_executor(model)
+        self._kv_tokens = config.kv_tokens
+        if config.kv_cache_memory is None and config.kv_tokens is None:
+            self._kv_tokens = min(config.max_batch_size, _DEFAULT_FULL_CONTEXTS) * (self.max_context + 64)
+        self.executor = self._open(model, self._kv_tokens, config.kv_bytes)
+        if config.max_context is not None and self.executor.max_context < config.max_context:
+            raise ConfigError(
+                f"max_context={config.max_context} does not fit a KV cache of {self.executor.total_tokens} tokens; "
+                "lower it, or raise kv_tokens or kv_cache_memory"
+            )
+        self.max_context = self.executor.max_context
+        self.prefix_cache = PrefixCache(self.executor, enabled=config.enable_prefix_caching)
         self._cost_curve: CostCurve | None = None
 
     def open_executor(self, model: Model, *, quantize: bool = True) -> Executor:
-        """An executor of this runtime's kind, sized alike, for another model or for the same one again.
+        """An executor of this runtime's kind for a drafter's model, whose KV holds as many tokens as the target's.
 
         quantize: whether `quantization` is for this model too.
         """
+        return self._open(model, self.executor.total_tokens, None, quantize=quantize)
+
+    def _open(self, model: Model, kv_tokens: int | None, kv_memory: int | None, *, quantize: bool = True) -> Executor:
         return EXECUTORS.get(self.executor_name)(
             model,
             dtype=self._dtype,
             device=self._device,
             quantization=self._quantization if quantize else None,
             threads=self._threads,
-            kv_tokens=self._kv_tokens,
+            kv_tokens=kv_tokens,
+            kv_memory=kv_memory,
             max_context=min(self.max_context, model.config.max_position),
         )
 
@@ -84,18 +98,27 @@ class Runtime:
         return self._cost_curve
 
     def engine(self, config: SpeculativeConfig, wrap: Callable[[Drafter], Drafter] | None = None) -> Engine:
-        """An engine over this runtime that speculates as ``config`` says. wrap: see `LLM.with_speculation`."""
+        """An engine over this runtime that speculates as ``config`` says, unless a request says otherwise.
+
+        wrap: see `LLM.with_speculation`.
+        """
         check_names(config)
         rule = RULES.get(config.acceptance)(config)
         if not rule.trees:
             config = replace(config, tree_width=1)
-        drafter = build(DrafterContext(config, self.model, _OpenAlike(self)))
-        if wrap is not None:
-            drafter = wrap(drafter)
-        adaptive = config.adaptive and config.members != ("none",)
-        price = ForwardPrice(self.cost_curve) if adaptive else None
-        planner = Planner(config, drafter, Calibrator(), price)
-        return Engine(self.model, self.executor, drafter, rule, planner, AcceptanceWatch(), self.config)
+        context = DrafterContext(config, self.model, _OpenAlike(self))
+        made: dict[str, Drafter] = {}
+        drafter = assemble(config.members, context, made)
+        speculators = Speculators(
+            drafter if wrap is None else wrap(drafter),
+            config,
+            lambda members: assemble(members, context, made, load_models=False),
+            chains_only=not rule.trees,
+        )
+        planner = Planner(ForwardPrice(self.cost_curve), adaptive=config.adaptive)
+        return Engine(
+            self.model, self.executor, self.prefix_cache, speculators, rule, planner, AcceptanceWatch(), self.config
+        )
 
 
 class _OpenAlike(OpenExecutor):

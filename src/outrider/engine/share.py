@@ -10,7 +10,7 @@ import torch
 
 from outrider.acceptance.base import Candidate, Verdict
 from outrider.core.tree import DraftTree
-from outrider.drafters.base import Observation, Wants
+from outrider.drafters.base import Observation
 from outrider.engine.outputs import TokenLogprob
 from outrider.executors.base import ForwardOutput, Segment
 
@@ -21,21 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """tree: what is to be verified. proposed: the drafter's tree, before the planner left out what does not pay."""
+    """tree: what is to be verified. proposed: the drafter's tree, before the planner left out what does not pay.
+
+    seconds: the request's part of the time that drafting took; None if its drafter was not asked.
+    """
 
     tree: DraftTree = field(default_factory=DraftTree)
     proposed: DraftTree = field(default_factory=DraftTree)
+    seconds: float | None = None
 
 
 @dataclass
 class Share:
     """Rows ``tokens`` (tokens that are not in the KV cache yet; the last one is the root), then the draft's nodes.
 
+    start: position of the first row.
     chunk: the rows are a piece of a long prompt that ends before the root; they need no logits and get no draft.
     logits: [1 + len(tree), V] after the forward pass: of the root, then of the nodes. hidden: layer -> [all rows, H].
     """
 
     request: Request
+    start: int
     tokens: list[int]
     draft: Draft = field(default_factory=Draft)
     chunk: bool = False
@@ -45,6 +51,10 @@ class Share:
     @property
     def tree(self) -> DraftTree:
         return self.draft.tree
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) + len(self.tree)
 
     def segment(self) -> Segment:
         """What the executor is to forward."""
@@ -64,10 +74,9 @@ class Share:
         root = len(self.tokens) - 1
         return [*range(root + 1), *(root + row for row in verdict.rows()[1:])] if verdict else list(range(root + 1))
 
-    def observation(
-        self, wants: Wants, executor: Executor, verdict: Verdict | None, emitted: Sequence[int]
-    ) -> Observation:
+    def observation(self, executor: Executor, verdict: Verdict | None, emitted: Sequence[int]) -> Observation:
         """What the drafter is to be told, after the tokens were emitted."""
+        wants = self.request.speculation.drafter.wants
         context = self.tokens if self.chunk else self.tokens[:-1]
         top_ids = top_logprobs = None
         if wants.top_k and self.logits is not None and not self.chunk:
@@ -82,7 +91,8 @@ class Share:
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             context=context,
-            hidden=self.hidden,
+            start=self.start,
+            hidden={layer: self.hidden[layer] for layer in wants.hidden_layers},
             finished=self.request.finished,
         )
 

@@ -4,6 +4,10 @@ A sequence in an executor is a *committed prefix* plus *pending rows*. `forward`
 the committed prefix and its chain of pending ancestors, nothing else. `commit` turns one path of pending rows into
 prefix and forgets the rest, so rejected KV can never be read again. Prefill, plain decoding, verification of a tree and
 the level-by-level growth of a draft tree are all this one operation.
+
+KV lies in pages. A page that committed tokens fill never changes again and may be shared: `open` starts a sequence over
+such pages, and `retain` keeps them when the sequence that wrote them is closed. Which text a page stands for is the
+caller's business; the executor counts references, and a page is free when nobody holds it.
 """
 
 from __future__ import annotations
@@ -15,11 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from outrider.core.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
     from outrider.models.config import ModelConfig
     from outrider.models.loader import Model
+
+_MEASURING_SECONDS = 1.0
 
 COMMITTED = -1
 """Parent of a row that follows the committed prefix directly."""
@@ -96,6 +104,8 @@ class QuantizationError:
 class ExecutorFactory(Protocol):
     """How every executor is built. An option that an executor cannot honour raises ConfigError.
 
+    kv_tokens: tokens that the KV cache holds, rounded up to whole pages. kv_memory: bytes that it may take; the smaller
+    of the two counts, and one of them must be given. A page that does not fit raises ConfigError.
     quantization: "int8" or "int4" for float weights, None for weights as they are. threads: None for one per core.
     """
 
@@ -105,11 +115,22 @@ class ExecutorFactory(Protocol):
         *,
         dtype: str,
         device: str,
-        kv_tokens: int,
+        kv_tokens: int | None,
+        kv_memory: int | None,
         max_context: int | None,
         quantization: str | None,
         threads: int | None,
     ) -> Executor: ...
+
+
+def whole_pages(kv_tokens: int | None, kv_memory: int | None, page_size: int, page_bytes: int) -> int:
+    """Pages of a KV cache of that many tokens and that much memory at most; see `ExecutorFactory`."""
+    if kv_tokens is None and kv_memory is None:
+        raise ConfigError("a KV cache needs kv_tokens or kv_memory")
+    if kv_memory is not None and kv_memory < page_bytes:
+        raise ConfigError(f"kv_memory={kv_memory} does not hold one page of {page_bytes} bytes; raise it")
+    sizes = [-(-kv_tokens // page_size)] if kv_tokens is not None else []
+    return min([*sizes, kv_memory // page_bytes] if kv_memory is not None else sizes)
 
 
 class Executor(ABC):
@@ -120,12 +141,27 @@ class Executor(ABC):
     """Of the quantisation at load; None if nothing was quantised then."""
 
     @abstractmethod
-    def open(self) -> int:
-        """A new, empty sequence; returns its handle."""
+    def open(self, pages: Sequence[int] = ()) -> int:
+        """A new sequence, empty or with the full pages ``pages`` as its prefix; returns its handle.
+
+        Raises UsageError for a page that is neither retained nor a full page of an open sequence.
+        """
 
     @abstractmethod
     def close(self, seq: int) -> None:
-        """Drop a sequence and free its pages."""
+        """Drop a sequence, and free those of its pages that nobody else holds."""
+
+    @abstractmethod
+    def full_pages(self, seq: int) -> list[int]:
+        """The pages that the committed prefix fills, in order; tokens behind the last of them lie in none."""
+
+    @abstractmethod
+    def retain(self, pages: Sequence[int]) -> None:
+        """Hold one more reference to each of these full pages, whatever becomes of sequences. Raises as `open`."""
+
+    @abstractmethod
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back one `retain` of each of these pages. Raises UsageError for one that is not retained."""
 
     @abstractmethod
     def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
@@ -145,7 +181,10 @@ class Executor(ABC):
 
     @abstractmethod
     def truncate(self, seq: int, length: int) -> None:
-        """Shorten the committed prefix to ``length`` tokens and drop all pending rows."""
+        """Shorten the committed prefix to ``length`` tokens and drop all pending rows.
+
+        Raises UsageError if ``length`` lies inside a page that others hold too: what follows would be written over it.
+        """
 
     @abstractmethod
     def length(self, seq: int) -> int:
@@ -177,7 +216,7 @@ class Executor(ABC):
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raise AssertionError if pages are lost, shared or counted wrongly. For tests, after every step."""
+        """Raise AssertionError if pages are lost, counted wrongly, or shared where one may write. For tests."""
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The k most likely tokens of each row of logits [R, V], best first, and their log-probabilities, [R, k]."""
@@ -185,13 +224,14 @@ class Executor(ABC):
         return ids, values - logits.logsumexp(-1, keepdim=True)
 
     def measure_cost(
-        self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32), context: int = 64, repeats: int = 3
+        self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), context: int = 64, repeats: int = 3
     ) -> CostCurve:
         """Time forward passes of a scratch sequence: the price list that the planner works from.
 
-        Row counts beyond what the cache or the context can take are left out. Interleaved, medians; made monotone.
+        Row counts beyond what the cache or the context can take are left out. Interleaved, medians; made monotone. What
+        takes long is repeated less often: its noise is smaller too.
         """
-        context = max(0, min(context, self.max_context - max(rows) - 1))
+        context = min(context, self.max_context // 2, self.free_tokens // 2)
         rows = [n for n in rows if context + n + self.page_size <= min(self.free_tokens, self.max_context)] or [1]
         times: dict[int, list[float]] = {n: [] for n in rows}
         seq = self.open()
@@ -200,7 +240,10 @@ class Executor(ABC):
                 self.forward([Segment.chain(seq, [0] * context, logits=[context - 1])])
                 self.commit(seq, range(context))
             self._timed(seq, rows[-1])
-            for _ in range(repeats):
+            deadline = time.perf_counter() + _MEASURING_SECONDS
+            for turn in range(repeats):
+                if turn and time.perf_counter() > deadline:
+                    break
                 for n in rows:
                     times[n].append(self._timed(seq, n))
         finally:

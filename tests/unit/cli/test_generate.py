@@ -143,8 +143,9 @@ def interrupting_logits(after: int) -> object:
     calls: list[int] = []
 
     def logits(history: Sequence[int]) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) == after:
+        if any(history):  # the cost curve is measured over zeros
+            calls.append(1)
+        if len(calls) == after and any(history):
             signal.raise_signal(signal.SIGINT)
         return random_logits(history)
 

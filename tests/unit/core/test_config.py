@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative_config
+from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOverride, as_speculative_config
 from outrider.core.errors import ConfigError, LossyNotAllowedError, UnknownNameError
 
 
@@ -77,11 +77,52 @@ def test_every_form_that_users_write() -> None:
     assert SpeculativeConfig(method="suffix + recycle").members == ("suffix", "recycle")
 
 
-@pytest.mark.parametrize("name", ["max_batch_size", "max_context", "prefill_chunk", "kv_tokens"])
+@pytest.mark.parametrize("name", ["max_batch_size", "max_context", "prefill_chunk", "kv_tokens", "max_batched_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_engine_sizes(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         EngineConfig(**{name: value})
+
+
+def test_sizes_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="max_batched_tokens=8 must leave a row for each"):
+        EngineConfig(max_batched_tokens=8, max_batch_size=9)
+    with pytest.raises(ConfigError, match="give one of them"):
+        EngineConfig(kv_tokens=100, kv_cache_memory="1GiB")
+    with pytest.raises(ConfigError, match="max_batched_tokens=None"):
+        EngineConfig(max_batched_tokens=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        EngineConfig(enable_prefix_caching="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5kib", 1536), ("2GB", 2 * 10**9), ("4096", 4096), (77, 77)],
+)
+def test_memory_is_read_with_its_unit(text: str | int, expected: int) -> None:
+    assert EngineConfig(kv_cache_memory=text).kv_bytes == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 GiB more", "-1", "0", "0.1B", "2XB", 0, -5, True, 1.5, "1e9"])
+def test_memory_that_is_none(text: Any) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory"):
+        EngineConfig(kv_cache_memory=text)
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "says"),
+    [
+        (3, None, "must be a string"),
+        ("suffix", 0, "from 1 to 256"),
+        ("suffix", 257, "from 1 to 256"),
+        ("suffix", True, "from 1 to 256"),
+        ("none", 4, "would ignore num_speculative_tokens"),
+        ("none+suffix", None, "drop one of them"),
+    ],
+)
+def test_what_a_request_may_not_ask_for(method: Any, number: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SpeculativeOverride(method, number)
 
 
 def test_every_option_has_a_help_text() -> None:

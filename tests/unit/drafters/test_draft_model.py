@@ -20,7 +20,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters import build
 from outrider.drafters import draft_model as module
-from outrider.drafters.base import Budget, Drafter, DrafterContext, OpenExecutor, SequenceView
+from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, OpenExecutor, SequenceView
 from outrider.drafters.calibration import follow
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -142,16 +142,38 @@ class TestKV:
         # The prompts, then three levels: the last one is not forwarded.
         assert opener.opened[0].forwards == 4
 
-    def test_a_prompt_is_read_when_its_request_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_short_prompt_is_read_when_its_request_opens(self) -> None:
+        opener = Opener()
+        drafter, twin = make(opener), make(Opener())
+        view = make_view([3 + j % 20 for j in range(25)])
+        drafter.open(view)
+        assert opener.opened[0]._committed[1] == view.tokens[:-1]
+        assert drafter.propose([view], Budget(1, 1)) == twin.propose([view], Budget(1, 1))
+        assert opener.opened[0].rows == 25
+
+    def test_a_long_prompt_is_read_along_with_the_target(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Chunk by chunk; what the target had in its prefix cache is caught up with, a bounded piece at a time."""
         monkeypatch.setattr(module, "_CHUNK", 10)
         opener = Opener()
         drafter, twin = make(opener), make(Opener())
         view = make_view([3 + j % 20 for j in range(25)])
         drafter.open(view)
-        assert opener.opened[0].forwards == 3
-        assert opener.opened[0]._committed[1] == view.tokens[:-1]
+        read = []
+        for start in (8, 12, 16):
+            drafter.observe([Observation(view, (), (), (), context=view.tokens[start : start + 4], start=start)])
+            read.append(opener.opened[0].length(1))
+        assert read == [8, 16, 20]
         assert drafter.propose([view], Budget(1, 1)) == twin.propose([view], Budget(1, 1))
         assert opener.opened[0].rows == 25
+
+    def test_a_request_that_waits_holds_no_memory(self) -> None:
+        opener = Opener()
+        drafter, twin = make(opener), make(Opener())
+        view = make_view([3 + j % 20 for j in range(25)])
+        drafter.open(view)
+        drafter.pause(view)
+        assert opener.opened[0].open_sequences == 0
+        assert drafter.propose([view], Budget(3, 3)) == twin.propose([view], Budget(3, 3))
 
     def test_long_prompts_are_read_in_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CHUNK", 10)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.config import SpeculativeConfig
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
+from outrider.drafters.base import Budget
 from outrider.drafters.calibration import Calibrator
-from outrider.engine.planner import ForwardPrice, Planner
+from outrider.engine.pace import DraftPrice, Pace
+from outrider.engine.planner import Planner
+from outrider.engine.price import ForwardPrice
 from outrider.engine.request import trim
 from outrider.executors.base import CostCurve
 from tests.support.fakes import ChaosDrafter, make_engine, run
@@ -30,17 +33,35 @@ class Honest(Calibrator):
         return result
 
 
-class View:
-    request_id = 0
-
-
 class Stub:
-    view = View()
+    """As much of a request as planners look at."""
+
+    def __init__(self, tenant: str = "default", request_id: int = 0) -> None:
+        self.view = SimpleNamespace(tenant=tenant, request_id=request_id)
 
 
-def planner(seconds: Sequence[float], nodes: int = 16) -> Planner:
-    curve = CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds))
-    return Planner(SpeculativeConfig(num_speculative_tokens=nodes), ChaosDrafter(), Honest(), ForwardPrice(curve))
+def price(seconds: Sequence[float]) -> ForwardPrice:
+    return ForwardPrice(CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds)))
+
+
+def select(seconds: Sequence[float], trees: Sequence[DraftTree], most: int = 1000) -> list[DraftTree]:
+    stubs = [Stub()] * len(trees)
+    return Planner(price(seconds), calibrator=Honest).select(stubs, trees, len(trees), most)  # type: ignore[arg-type]
+
+
+class Asked:
+    """A pace with its price lists, asked again and again for a full budget of ``nodes`` each way."""
+
+    def __init__(self, seconds: Sequence[float], nodes: int) -> None:
+        self.pace, self.draft, self.price = Pace(), DraftPrice(), price(seconds)
+        self.full = Budget(nodes, nodes)
+
+    def depth(self, batch_size: int = 1) -> int:
+        return self.pace.budget(self.full, batch_size, self.price, self.draft).depth
+
+    def round(self, tree: DraftTree, committed: Sequence[int], seconds: float) -> None:
+        self.draft.observe([tree], seconds)
+        self.pace.observe_committed(tree, committed)
 
 
 def chain(*scores: float) -> DraftTree:
@@ -49,21 +70,21 @@ def chain(*scores: float) -> DraftTree:
 
 def test_free_rows_are_all_taken() -> None:
     tree = chain(0.5, 0.5, 0.01)
-    assert planner([1.0] * 8).select([Stub()], [tree])[0] is tree  # type: ignore[list-item]
+    assert select([1.0] * 8, [tree])[0] is tree
 
 
 def test_rows_that_cost_as_much_as_a_round_are_not() -> None:
-    kept = planner([1.0, 2.0, 3.0, 4.0]).select([Stub()], [chain(0.9, 0.9)])  # type: ignore[list-item]
+    kept = select([1.0, 2.0, 3.0, 4.0], [chain(0.9, 0.9)])
     assert len(kept[0]) == 0
 
 
 def test_a_bump_in_the_price_does_not_hide_what_lies_behind() -> None:
     """The second row is dear, the next ones are free: with enough of them the bump is worth it."""
-    assert len(planner([1.0, 1.9, 1.9, 1.9, 1.9]).select([Stub()], [chain(0.8, 0.9, 0.9, 0.9)])[0]) == 4  # type: ignore[list-item]
+    assert len(select([1.0, 1.9, 1.9, 1.9, 1.9], [chain(0.8, 0.9, 0.9, 0.9)])[0]) == 4
 
 
 def test_the_better_request_gets_the_rows() -> None:
-    kept = planner([1.0, 1.0, 1.3, 3.0, 9.0]).select([Stub(), Stub()], [chain(0.2, 0.1), chain(0.9, 0.1)])  # type: ignore[list-item]
+    kept = select([1.0, 1.0, 1.3, 3.0, 9.0], [chain(0.2, 0.1), chain(0.9, 0.1)])
     assert [len(tree) for tree in kept] == [0, 1]
 
 
@@ -87,69 +108,130 @@ def test_no_choice_of_nodes_promises_more() -> None:
             for nodes in itertools.combinations(range(n), size)
             if all(tree.parents[i] in (-1, *nodes) for i in nodes)
         )
-        kept = planner(seconds).select([Stub()], [tree])[0]  # type: ignore[list-item]
+        kept = select(seconds, [tree])[0]
         assert rate([tree.tokens.index(t) for t in kept.tokens]) == pytest.approx(best)
 
 
 def test_price_follows_a_machine_that_slows_down() -> None:
-    price = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
     for _ in range(200):
-        price.observe(1, 3.0)
-        price.observe(10, 6.0)
-    assert price.at(1) == pytest.approx(3.0, rel=0.05)
-    assert price.at(10) == pytest.approx(6.0, rel=0.05)
-    before = price.at(16)
-    price.observe(500, 100.0)
-    assert price.at(16) == before
+        machine.observe(1, 3.0)
+        machine.observe(10, 6.0)
+    assert machine.at(1) == pytest.approx(3.0, rel=0.1)
+    assert machine.at(10) == pytest.approx(6.0, rel=0.1)
+    before = machine.at(16)
+    machine.observe(500, 100.0)
+    assert machine.at(16) == before
+
+
+def test_a_hiccup_is_not_taken_for_the_machine() -> None:
+    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine.observe(1, 100.0)
+    assert machine.at(1) < 1.3
+    machine.observe_chunk(8, 100.0)
+    assert machine.chunk_beside(1) > 4
+
+
+def test_a_slower_machine_is_seen_where_nobody_looks() -> None:
+    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    for _ in range(100):
+        machine.observe(16, 2 * 2.0)
+    assert machine.at(1) > 1.2
 
 
 def test_a_dear_drafter_in_vain_is_asked_for_less_and_probed_again() -> None:
-    plan = planner([1.0] * 32, nodes=8)
-    tree = chain(0.5, 0.5, 0.5, 0.5)
-    assert plan.budget(1).depth == 8
+    asked = Asked([1.0] * 32, nodes=8)
+    assert asked.depth() == 8
     for _ in range(100):
-        plan.observe_draft([tree], 2.0)
-        plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
-    depths = [plan.budget(1).depth for _ in range(64)]
+        asked.round(chain(0.5, 0.5, 0.5, 0.5), [9], seconds=2.0)
+    depths = [asked.depth() for _ in range(64)]
     assert set(depths) == {0, 1}
     assert 1 <= depths.count(1) <= 8
 
 
 def test_a_dear_drafter_that_gets_better_gets_its_depth_back() -> None:
-    plan = planner([1.0] * 32, nodes=8)
-    tree = chain(*[0.9] * 8)
+    asked = Asked([1.0] * 32, nodes=8)
     for _ in range(100):
-        plan.observe_draft([tree], 0.8)
-        plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
-    assert plan.budget(1).depth <= 1
+        asked.round(chain(*[0.9] * 8), [9], seconds=0.8)
+    assert asked.depth() <= 1
     for _ in range(2000):
-        depth = plan.budget(1).depth
+        depth = asked.depth()
         if depth:
             shallow = chain(*[0.9] * depth)
-            plan.observe_committed(Stub(), shallow, [*shallow.tokens, 9])  # type: ignore[arg-type]
-    assert plan.budget(1).depth == 8
+            asked.pace.observe_committed(shallow, [*shallow.tokens, 9])
+    assert asked.depth() == 8
+
+
+def test_drafts_that_lose_time_are_not_asked_for_until_a_probe_pays() -> None:
+    asked = Asked([1.0] * 32, nodes=8)
+    for _ in range(20):
+        asked.pace.observe_profit(8, -0.1)
+    depths = [asked.depth(batch_size=9) for _ in range(64)]
+    assert depths.count(8) == 4, "one round in sixteen tries again"
+    assert depths.count(0) == 60
+    assert asked.depth(batch_size=1) == 8, "what does not pay for eight may pay for one"
+    for _ in range(100):
+        asked.pace.observe_profit(8, 0.1)
+    assert [asked.depth(batch_size=9) for _ in range(64)] == [8] * 64
 
 
 def test_nodes_that_were_left_out_can_come_back() -> None:
     """The steep price keeps a drafter out after many wrong rounds; being right, though unverified, brings it back."""
-    curve = CostCurve((1, 2, 3, 4), (1.0, 1.5, 2.0, 2.5))
-    plan = Planner(SpeculativeConfig(num_speculative_tokens=4), ChaosDrafter(), Calibrator(), ForwardPrice(curve))
+    plan = Planner(price([1.0, 1.5, 2.0, 2.5]))
     tree = DraftTree([3, 4], [-1, 0], [0.9, 0.9], sources=[("x",), ("x",)])
     for _ in range(200):
         plan.observe_committed(Stub(), tree, [9])  # type: ignore[arg-type]
-    assert len(plan.select([Stub()], [tree])[0]) == 0  # type: ignore[list-item]
+    assert len(plan.select([Stub()], [tree], 1, 99)[0]) == 0  # type: ignore[list-item]
     for _ in range(200):
         plan.observe_committed(Stub(), tree, [3, 4, 9])  # type: ignore[arg-type]
-    assert len(plan.select([Stub()], [tree])[0]) == 2  # type: ignore[list-item]
+    assert len(plan.select([Stub()], [tree], 1, 99)[0]) == 2  # type: ignore[list-item]
+
+
+def test_no_more_nodes_than_there_are_rows() -> None:
+    kept = select([1.0] * 64, [chain(0.9, 0.8, 0.1), chain(0.85, 0.2)], most=3)
+    assert [len(tree) for tree in kept] == [2, 1]
+
+
+MACHINE = [1.0 + 0.01 * rows if rows <= 16 else 1.16 + 0.06 * (rows - 16) for rows in range(1, 129)]
+"""A price list as CPUs have it: rows are nearly free while weights are what is waited for, then each costs its own."""
+
+
+def test_deep_for_one_less_for_eight_none_when_the_batch_fills_the_machine() -> None:
+    nodes = {}
+    for batch_size in (1, 8, 64):
+        kept = select(MACHINE, [chain(*[0.8] * 12)] * batch_size)
+        nodes[batch_size] = sum(map(len, kept)) / batch_size
+    assert nodes[1] >= 8
+    assert 0 < nodes[8] < nodes[1]
+    assert nodes[64] == 0
 
 
 def test_a_dear_drafter_that_is_right_keeps_its_depth() -> None:
-    plan = planner([1.0] * 32, nodes=8)
+    asked = Asked([1.0] * 32, nodes=8)
     tree = chain(0.9, 0.9, 0.9, 0.9)
     for _ in range(100):
-        plan.observe_draft([tree], 0.4)
-        plan.observe_committed(Stub(), tree, [*tree.tokens, 9])  # type: ignore[arg-type]
-    assert plan.budget(1).depth == 8
+        asked.round(tree, [*tree.tokens, 9], seconds=0.4)
+    assert asked.depth() == 8
+
+
+def test_what_one_tenant_says_does_not_move_another() -> None:
+    plan = Planner(price([1.0, 1.5, 2.0, 2.5]))
+    tree = DraftTree([3, 4], [-1, 0], [0.9, 0.9], sources=[("x",), ("x",)])
+    for _ in range(200):
+        plan.observe_committed(Stub("a", 1), tree, [9])  # type: ignore[arg-type]
+    assert len(plan.select([Stub("a", 2)], [tree], 1, 99)[0]) == 0  # type: ignore[list-item]
+    assert len(plan.select([Stub("b", 2)], [tree], 1, 99)[0]) == 2  # type: ignore[list-item]
+
+
+def test_a_chunk_beside_others_keeps_the_round_short() -> None:
+    machine = price(MACHINE)
+    for rows in (1, 8, 40):
+        chunk = machine.chunk_beside(rows)
+        assert 1.6 * machine.at(rows) < machine.at(rows + chunk) <= 1.8 * machine.at(rows)
+    before = machine.chunk_beside(8)
+    for _ in range(100):
+        machine.observe_chunk(30, 2 * machine.at(30))
+    assert machine.chunk_beside(8) < before, "far down a long prompt, rows cost more than the curve says"
 
 
 def test_planning_changes_the_clock_only() -> None:

@@ -16,7 +16,7 @@ def cache_of(pages: int) -> KVCache:
         layers=2,
         kv_heads=1,
         head_dim=2,
-        tokens=pages * PAGE,
+        pages=pages,
         page_size=PAGE,
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -162,12 +162,17 @@ def test_handles_are_not_used_again() -> None:
         cache.close(first)
 
 
+def share_the_last_page(cache: KVCache, seq: SequenceKV) -> None:
+    cache._retained[seq.pages[-1]], cache._holders[seq.pages[-1]] = 1, 2
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda cache, seq: seq.pages.append(seq.pages[0]), "two sequences"),
-        (lambda cache, seq: seq.pages.pop(), "lost"),
-        (lambda cache, seq: cache._free.__setitem__(seq.pages[0], True), "marked free"),
+        (lambda cache, seq: seq.pages.append(seq.pages[0]), "has 2 holders and counts 1"),
+        (lambda cache, seq: seq.pages.pop(), "has 0 holders and counts 1"),
+        (lambda cache, seq: cache._free.__setitem__(seq.pages[0], True), "wrongly marked"),
+        (share_the_last_page, "shared page"),
         (lambda cache, seq: setattr(cache, "_num_free", 0), "counted wrongly"),
         (lambda cache, seq: setattr(seq, "length", 0), "needs"),
         (lambda cache, seq: seq.parents.__setitem__(1, 1), "has parent 1"),
@@ -191,3 +196,34 @@ def test_ancestry() -> None:
     seq = SequenceKV(parents=[-1, 0, 0, 2, -1], depths=[0, 1, 1, 2, 0])
     assert seq.ancestry(3) == [0, 2, 3]
     assert seq.ancestry(4) == [4]
+
+
+def test_full_pages_are_shared_and_outlive_their_sequence() -> None:
+    cache = cache_of(6)
+    first = cache.open()
+    append(cache, first, [float(i) for i in range(10)])
+    cache.commit(cache[first], range(10))
+    pages = cache.full_pages(cache[first])
+    assert len(pages) == 2
+    second = cache.open(pages)
+    append(cache, second, [20.0])
+    cache.commit(cache[second], [0])
+    cache.check_integrity()
+    assert contents(cache, second) == [*map(float, range(8)), 20.0]
+    assert contents(cache, first) == [*map(float, range(10))]
+    assert not cache.may_end_at(cache[second], 5)
+    cache.retain(pages)
+    cache.close(first)
+    cache.close(second)
+    cache.check_integrity()
+    assert cache.free_pages == 4
+    third = cache.open(pages[:1])
+    assert contents(cache, third) == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(UsageError, match="not retained"):
+        cache.release([pages[0], pages[0]])
+    cache.release(pages)
+    with pytest.raises(UsageError, match="not a full page"):
+        cache.open(pages)
+    cache.close(third)
+    cache.check_integrity()
+    assert cache.free_pages == 6

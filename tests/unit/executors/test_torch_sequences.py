@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.core.errors import KVCacheFullError
+from outrider.core.errors import KVCacheFullError, UsageError
 from outrider.executors.base import COMMITTED, Segment
 from outrider.executors.torch.executor import TorchExecutor
 from tests.support.models import random_model
@@ -49,17 +50,24 @@ def poison(executor: TorchExecutor) -> None:
     for seq in store._sequences.values():
         if seq.pages:
             live[store.slots(seq, 0, seq.length + seq.pending)] = True
+    for page, times in enumerate(store._retained):
+        if times:
+            live[page * PAGE : (page + 1) * PAGE] = True
     store.data[:, :, :, ~live] = float("nan")
 
 
 class Sequences(RuleBasedStateMachine):
-    """committed: tokens of each open sequence. pending: of each of its pending rows, the path from the prefix to it."""
+    """committed: tokens of each open sequence. pending: of each of its pending rows, the path from the prefix to it.
+
+    retained: (pages, the text that they hold), as a prefix cache would keep them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.executor = new_executor(96)
         self.committed: dict[int, Path] = {}
         self.pending: dict[int, list[Path]] = {}
+        self.retained: list[tuple[list[int], Path]] = []
 
     @precondition(lambda self: len(self.committed) < 4)
     @rule()
@@ -131,6 +139,39 @@ class Sequences(RuleBasedStateMachine):
         if any(self.pending.values()):
             self.commit(data)
 
+    def draw_full(self, data: st.DataObject) -> tuple[list[int], Path]:
+        """Some full pages of a sequence, from its start, and their text."""
+        seq = data.draw(st.sampled_from(sorted(s for s, tokens in self.committed.items() if len(tokens) >= PAGE)), "of")
+        count = data.draw(st.integers(1, len(self.committed[seq]) // PAGE), "pages")
+        return self.executor.full_pages(seq)[:count], self.committed[seq][: count * PAGE]
+
+    def open_over(self, pages: list[int], text: Path) -> None:
+        seq = self.executor.open(pages)
+        self.committed[seq], self.pending[seq] = text, []
+
+    @precondition(lambda self: 0 < len(self.committed) < 4 and any(len(t) >= PAGE for t in self.committed.values()))
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        self.open_over(*self.draw_full(data))
+
+    @precondition(lambda self: len(self.retained) < 3 and any(len(t) >= PAGE for t in self.committed.values()))
+    @rule(data=st.data())
+    def retain(self, data: st.DataObject) -> None:
+        pages, text = self.draw_full(data)
+        self.executor.retain(pages)
+        self.retained.append((pages, text))
+
+    @precondition(lambda self: self.retained and len(self.committed) < 4)
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        self.open_over(*data.draw(st.sampled_from(self.retained), "retained"))
+
+    @precondition(lambda self: self.retained)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        pages, _ = self.retained.pop(data.draw(st.integers(0, len(self.retained) - 1), "retained"))
+        self.executor.release(pages)
+
     @precondition(lambda self: any(len(tokens) > 12 for tokens in self.committed.values()))
     @rule(data=st.data())
     def shorten(self, data: st.DataObject) -> None:
@@ -141,6 +182,11 @@ class Sequences(RuleBasedStateMachine):
             self.executor.close(seq)
             del self.committed[seq], self.pending[seq]
             return
+        pages = self.executor._cache[seq].pages
+        if length % PAGE and self.executor._cache._holders[pages[length // PAGE]] > 1:
+            with pytest.raises(UsageError, match="share"):
+                self.executor.truncate(seq, length)
+            return
         self.executor.truncate(seq, length)
         self.committed[seq] = self.committed[seq][:length]
         self.pending[seq].clear()
@@ -148,12 +194,13 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.executor.check_integrity()
-        pages = 0
+        held = {page for pages, _ in self.retained for page in pages}
         for seq, tokens in self.committed.items():
             assert self.executor.length(seq) == len(tokens)
             assert self.executor.pending(seq) == len(self.pending[seq])
-            pages += -(-(len(tokens) + len(self.pending[seq])) // PAGE)
-        assert self.executor.free_tokens == self.executor.total_tokens - pages * PAGE
+            assert len(self.executor._cache[seq].pages) == -(-(len(tokens) + len(self.pending[seq])) // PAGE)
+            held.update(self.executor._cache[seq].pages)
+        assert self.executor.free_tokens == self.executor.total_tokens - len(held) * PAGE
         poison(self.executor)
 
 

@@ -224,3 +224,38 @@ def test_random_rounds_keep_the_books() -> None:
             lengths[segment.seq] += len(path)
         executor.check_integrity()
         assert {seq: executor.length(seq) for seq in lengths} == lengths
+
+
+def test_shared_pages_give_the_bits_of_a_sequence_of_ones_own(executor: NativeExecutor) -> None:
+    """Over a prefix that another sequence wrote, in other chunks: logits are equal to the bit."""
+    text = [(7 * i) % 100 for i in range(45)]
+    alone = executor.open()
+    expected = executor.forward([Segment.chain(alone, text, [44])]).logits
+    executor.close(alone)
+    writer = executor.open()
+    for start in range(0, 45, 9):
+        executor.forward([Segment.chain(writer, text[start : start + 9], [])])
+        executor.commit(writer, range(9))
+    pages = executor.full_pages(writer)
+    executor.retain(pages)
+    executor.close(writer)
+    reader = executor.open(pages)
+    assert executor.length(reader) == 32
+    assert torch.equal(executor.forward([Segment.chain(reader, text[32:], [12])]).logits, expected)
+    executor.check_integrity()
+    executor.commit(reader, range(13))
+    with pytest.raises(UsageError, match="share"):
+        executor.truncate(reader, 20)
+    executor.close(reader)
+    executor.release(pages)
+    assert executor.free_tokens == executor.total_tokens
+    with pytest.raises(UsageError, match="not a full page"):
+        executor.open(pages)
+
+
+def test_memory_sets_the_size_and_is_not_exceeded() -> None:
+    page = build(kv_memory=1 << 20, kv_tokens=None).total_tokens
+    assert build(kv_memory=(1 << 20) // 2, kv_tokens=None).total_tokens == page // 2
+    assert build(kv_memory=1 << 20, kv_tokens=64).total_tokens == 64
+    with pytest.raises(ConfigError, match="does not hold one page"):
+        build(kv_memory=100, kv_tokens=None)

@@ -40,14 +40,25 @@ struct RowPlace {
 
 // A sequence's slots are numbered through its pages: committed position p lies in slot p, pending row i in slot
 // length + i. A chain that is accepted from its start therefore stays where it was written; `commit` moves other rows.
+//
+// Pages that committed rows fill may be shared: by sequences opened over them, and by whoever retains them. Every
+// holder has a reference, and a page is free again when the last one is gone. Nothing is written to a shared page: rows
+// are written behind the prefix only, and `truncate` refuses to end amid one.
 class KvCache {
  public:
   explicit KvCache(const KvCacheShape&);
 
   const KvCacheShape& shape() const { return shape_; }
 
-  int open();
+  // A sequence whose prefix is ``pages``, all of them full; empty without.
+  int open(std::span<const std::int32_t> pages = {});
   void close(int sequence);
+  // The pages that a sequence's prefix fills, in order.
+  std::span<const std::int32_t> full_pages(int sequence) const;
+  // One more reference to each of these pages, and one less. Pages to retain must be full ones of open sequences, or
+  // retained already; those to release must be retained. All or nothing: throws std::invalid_argument.
+  void retain(std::span<const std::int32_t> pages);
+  void release(std::span<const std::int32_t> pages);
 
   // Appends pending rows to several sequences, each named once. All or nothing: throws KvCacheFull, ContextTooLong or
   // std::invalid_argument and changes nothing.
@@ -56,6 +67,7 @@ class KvCache {
   void retract(int sequence, int rows);
   // The pending rows ``rows``, a path from the prefix down, become prefix; every other pending row is dropped.
   void commit(int sequence, std::span<const std::int32_t> rows, const Ops&);
+  // Throws std::invalid_argument if the prefix is shorter already, or if ``length`` lies inside a shared page.
   void truncate(int sequence, int length);
 
   int length(int sequence) const { return at(sequence).length; }
@@ -92,10 +104,15 @@ class KvCache {
   void resize(Sequence&, std::int64_t slots);
   void move(const Sequence&, int from_slot, int to_slot, const Ops&);
   void drop_pending(Sequence&);
+  void add_page(Sequence&, std::int32_t page);
+  void drop_reference(std::int32_t page);
+  bool is_full(std::int32_t page) const;
 
   KvCacheShape shape_;
   Buffer storage_;
-  std::vector<std::int32_t> free_;  // pages, the lowest last
+  std::vector<std::int32_t> free_;        // pages, the lowest last
+  std::vector<std::int32_t> references_;  // by page: sequences that hold it, and times it is retained
+  std::vector<std::int32_t> retained_;    // by page: the latter alone
   std::unordered_map<int, Sequence> sequences_;
   int next_ = 0;
 };

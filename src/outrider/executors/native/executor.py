@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.core.errors import ConfigError, UnknownNameError
-from outrider.executors.base import Executor, ForwardOutput, Segment
+from outrider.executors.base import Executor, ForwardOutput, Segment, whole_pages
 from outrider.executors.native import default_threads, require
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ _QUANTIZATIONS = ("int8", "int4")
 class NativeExecutor(Executor):
     """Runs a model on the CPU: weights packed, one native call per forward pass, every row bit-identical.
 
-    kv_tokens: rows that the KV cache holds, rounded up to whole pages of ``page_size`` (a multiple of 16).
-    max_context: longest sequence; default: the model's, or what the cache holds.
+    kv_tokens: rows that the KV cache holds, rounded up to whole pages of ``page_size`` (a multiple of 16). kv_memory:
+    bytes that it may take; see `ExecutorFactory`.
+    max_context: longest sequence; default: the model's. Never more than what the cache holds.
     threads: default: one per core that this process may use. Results do not depend on it.
     quantization: "int8" or "int4", for float weights; None keeps them as they are (floats as bfloat16).
     dtype: "auto" or "bfloat16": float weights are kept as bfloat16, sums are float32.
@@ -44,7 +45,8 @@ class NativeExecutor(Executor):
         *,
         dtype: str = "auto",
         device: str = "cpu",
-        kv_tokens: int,
+        kv_tokens: int | None = None,
+        kv_memory: int | None = None,
         max_context: int | None = None,
         page_size: int = 16,
         threads: int | None = None,
@@ -63,8 +65,11 @@ class NativeExecutor(Executor):
         _check_kind(dtype, device, quantization, kv_dtype)
         self.config = config
         self._page_size = page_size
-        self._num_pages = -(-kv_tokens // page_size)
-        self._max_context = max_context or min(config.max_position, self.total_tokens)
+        page_bytes = _native.kv_page_bytes(
+            config.num_layers, config.num_kv_heads, config.head_dim, page_size, kv_dtype == "float32"
+        )
+        self._num_pages = whole_pages(kv_tokens, kv_memory, page_size, page_bytes)
+        self._max_context = min(max_context or config.max_position, self.total_tokens)
         pool = _native.ThreadPool(threads or default_threads())
         packed = load_or_pack(model, quantization, pool, use_cache=packed_cache)
         if quantization is not None:
@@ -87,11 +92,20 @@ class NativeExecutor(Executor):
         """The instruction set whose kernels run."""
         return self._session.isa
 
-    def open(self) -> int:
-        return self._session.open()
+    def open(self, pages: Sequence[int] = ()) -> int:
+        return self._session.open(list(pages))
 
     def close(self, seq: int) -> None:
         self._session.close(seq)
+
+    def full_pages(self, seq: int) -> list[int]:
+        return self._session.full_pages(seq)
+
+    def retain(self, pages: Sequence[int]) -> None:
+        self._session.retain(list(pages))
+
+    def release(self, pages: Sequence[int]) -> None:
+        self._session.release(list(pages))
 
     def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
         counts = [len(segment.tokens) for segment in segments]
@@ -171,7 +185,7 @@ def _shifted(segment: Segment, start: int) -> list[int]:
 
 
 def _check_sizes(
-    kv_tokens: int, page_size: int, max_context: int | None, threads: int | None, max_position: int
+    kv_tokens: int | None, page_size: int, max_context: int | None, threads: int | None, max_position: int
 ) -> None:
     for name, value in (
         ("kv_tokens", kv_tokens),

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from outrider.core.errors import ConfigError, ContextLengthError, UsageError
-from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment
+from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment, whole_pages
 from outrider.executors.torch.attention import SegmentPlan, causal_mask
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
@@ -25,7 +25,8 @@ class TorchExecutor(Executor):
     the prefix came about; see `outrider.executors.torch.products` for how far that goes.
 
     dtype: a torch.dtype, its name, or "auto" (see `resolve_dtype`). kv_tokens: rows that the KV cache holds, rounded up
-    to whole pages of ``page_size``. max_context: longest sequence; default: the model's, or what the cache holds.
+    to whole pages of ``page_size``. kv_memory: bytes that it may take; see `ExecutorFactory`.
+    max_context: longest sequence; default: the model's. Never more than what the cache holds.
     threads: PyTorch's own, for the whole process; None leaves them alone. quantization: not supported.
     Raises ConfigError, UnknownNameError, UnsupportedModelError or, from the weights, ModelFileError.
     """
@@ -36,7 +37,8 @@ class TorchExecutor(Executor):
         *,
         dtype: torch.dtype | str = "auto",
         device: torch.device | str = "cpu",
-        kv_tokens: int,
+        kv_tokens: int | None = None,
+        kv_memory: int | None = None,
         max_context: int | None = None,
         page_size: int = 16,
         quantization: str | None = None,
@@ -60,23 +62,34 @@ class TorchExecutor(Executor):
         self.config = config
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
+        number_bytes = self.dtype.itemsize
+        page_bytes = 2 * config.num_layers * config.num_kv_heads * page_size * config.head_dim * number_bytes
         self._cache = KVCache(
             layers=config.num_layers,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            tokens=kv_tokens,
+            pages=whole_pages(kv_tokens, kv_memory, page_size, page_bytes),
             page_size=page_size,
             dtype=self.dtype,
             device=self.device,
         )
-        self._max_context = max_context or min(config.max_position, self.total_tokens)
+        self._max_context = min(max_context or config.max_position, self.total_tokens)
         self._model = TorchModel(config, model.weights, self.dtype, self.device, self._max_context)
 
-    def open(self) -> int:
-        return self._cache.open()
+    def open(self, pages: Sequence[int] = ()) -> int:
+        return self._cache.open(pages)
 
     def close(self, seq: int) -> None:
         self._cache.close(seq)
+
+    def full_pages(self, seq: int) -> list[int]:
+        return self._cache.full_pages(self._cache[seq])
+
+    def retain(self, pages: Sequence[int]) -> None:
+        self._cache.retain(pages)
+
+    def release(self, pages: Sequence[int]) -> None:
+        self._cache.release(pages)
 
     def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
         added = self._check(segments, hidden_layers)
@@ -109,6 +122,10 @@ class TorchExecutor(Executor):
         state = self._cache[seq]
         if not 0 <= length <= state.length:
             raise UsageError(f"cannot truncate sequence {seq} to {length} tokens: it has {state.length}")
+        if not self._cache.may_end_at(state, length):
+            raise UsageError(
+                f"cannot truncate sequence {seq} to {length} tokens: that lies in a page that others share"
+            )
         self._cache.truncate(state, length)
 
     def length(self, seq: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ Slots = slice | torch.Tensor
 
 
 class KVCache:
-    """The pool, and the sequences that live in it.
+    """The pool, and the sequences that live in it. A page that a committed prefix fills may have several holders.
 
     data: [layers, 2, kv_heads, slots, head_dim]; index 0 of the second axis holds keys, 1 values. Memory is taken from
     the system when first written.
@@ -56,16 +57,18 @@ class KVCache:
         layers: int,
         kv_heads: int,
         head_dim: int,
-        tokens: int,
+        pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.page_size = page_size
-        self.num_pages = -(-tokens // page_size)
+        self.num_pages = pages
         self.data = torch.empty(layers, 2, kv_heads, self.num_pages * page_size, head_dim, dtype=dtype, device=device)
         self._free = np.ones(self.num_pages, dtype=bool)
         self._num_free = self.num_pages
+        self._holders = [0] * pages
+        self._retained = [0] * pages
         self._sequences: dict[int, SequenceKV] = {}
         self._next_handle = 0
 
@@ -73,10 +76,14 @@ class KVCache:
     def free_pages(self) -> int:
         return self._num_free
 
-    def open(self) -> int:
+    def open(self, pages: Sequence[int] = ()) -> int:
+        """A new sequence over these full pages. Raises UsageError for a page that is not full."""
+        self._check_full(pages)
         handle = self._next_handle
         self._next_handle += 1
-        self._sequences[handle] = SequenceKV()
+        for page in pages:
+            self._holders[page] += 1
+        self._sequences[handle] = SequenceKV(list(pages), len(pages) * self.page_size)
         return handle
 
     def close(self, handle: int) -> None:
@@ -87,6 +94,30 @@ class KVCache:
         if handle not in self._sequences:
             raise UsageError(f"sequence {handle} is not open in this executor")
         return self._sequences[handle]
+
+    def full_pages(self, seq: SequenceKV) -> list[int]:
+        """The pages that the committed prefix fills."""
+        return seq.pages[: seq.length // self.page_size]
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """One more reference to each of these full pages. Raises UsageError, and changes nothing, for another page."""
+        self._check_full(pages)
+        for page in pages:
+            self._holders[page] += 1
+            self._retained[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One reference less. Raises UsageError, and changes nothing, for a page that is not retained as often."""
+        for page, times in Counter(pages).items():
+            if not 0 <= page < self.num_pages or self._retained[page] < times:
+                raise UsageError(f"page {page} is not retained")
+        for page in pages:
+            self._retained[page] -= 1
+            self._drop_reference(page)
+
+    def may_end_at(self, seq: SequenceKV, length: int) -> bool:
+        """Whether rows may be written behind ``length`` without writing to a page that others hold too."""
+        return length % self.page_size == 0 or self._holders[seq.pages[length // self.page_size]] == 1
 
     def reserve(self, rows: Sequence[tuple[SequenceKV, int]]) -> None:
         """Give each sequence the pages it needs to hold that many more rows.
@@ -141,15 +172,18 @@ class KVCache:
         return (pages[:, None] * self.page_size + torch.arange(self.page_size)).reshape(-1)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if pages are lost, shared or counted wrongly, or a sequence's rows are inconsistent."""
-        owned = [page for seq in self._sequences.values() for page in seq.pages]
-        assert len(owned) == len(set(owned)), "a page belongs to two sequences"
-        assert not self._free[owned].any(), "a page of a sequence is marked free"
-        assert len(owned) + int(self._free.sum()) == self.num_pages, "pages are lost"
+        """Raise AssertionError if pages are lost, counted wrongly or shared where one may write, or rows disagree."""
+        holders = Counter(page for seq in self._sequences.values() for page in seq.pages)
+        for page in range(self.num_pages):
+            held = holders[page] + self._retained[page]
+            assert self._holders[page] == held, f"page {page} has {held} holders and counts {self._holders[page]}"
+            assert bool(self._free[page]) == (held == 0), f"page {page} has {held} holders and is wrongly marked"
         assert self._num_free == int(self._free.sum()), "free pages are counted wrongly"
         for handle, seq in self._sequences.items():
             needed = self._pages_for(seq.length + seq.pending)
             assert len(seq.pages) == needed, f"sequence {handle} holds {len(seq.pages)} pages and needs {needed}"
+            writable = seq.pages[seq.length // self.page_size :]
+            assert all(self._holders[page] == 1 for page in writable), f"sequence {handle} may write to a shared page"
             assert len(seq.depths) == seq.pending, f"sequence {handle} has rows without depth"
             for row, parent in enumerate(seq.parents):
                 assert COMMITTED <= parent < row, f"sequence {handle}: row {row} has parent {parent}"
@@ -179,6 +213,7 @@ class KVCache:
                 page = self._start_in_largest_gap(count)
             self._free[page] = False
             self._num_free -= 1
+            self._holders[page] = 1
             seq.pages.append(page)
 
     def _start_in_largest_gap(self, count: int) -> int:
@@ -191,6 +226,17 @@ class KVCache:
 
     def _release(self, seq: SequenceKV, keep: int) -> None:
         for page in seq.pages[keep:]:
+            self._drop_reference(page)
+        del seq.pages[keep:]
+
+    def _drop_reference(self, page: int) -> None:
+        self._holders[page] -= 1
+        if not self._holders[page]:
             self._free[page] = True
             self._num_free += 1
-        del seq.pages[keep:]
+
+    def _check_full(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            retained = 0 <= page < self.num_pages and self._retained[page]
+            if not retained and all(page not in self.full_pages(seq) for seq in self._sequences.values()):
+                raise UsageError(f"page {page} is not a full page of a sequence, nor retained")

@@ -1,0 +1,70 @@
+"""What rounds cost on this machine: the executor's measured curve, kept up to date by every round."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.executors.base import CostCurve
+
+_FORGET = 0.1
+_DRIFT = 0.1
+_STRETCH = 1.75
+"""A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
+promised to stay within twice what it was, and neither the curve nor the clock is exact."""
+_LEAST_CHUNK = 4
+_OUTLIER = 2.0
+"""One pass moves an estimate as if it had taken this many times as long as expected, at most: a machine has hiccups."""
+_MOST_ROWS = 1 << 16
+
+
+class ForwardPrice:
+    """Seconds of a forward pass by number of rows.
+
+    Each observation moves the two measured points around it, so that a machine that gets slower, or a context that gets
+    longer, is seen within some tens of rounds; and a little the whole curve with them, since what has not been seen
+    for a while has most likely changed likewise.
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._points = list(curve.rows), list(curve.seconds)
+        self._chunk_error = 1.0
+
+    def at(self, rows: int) -> float:
+        """Estimated seconds for ``rows`` rows."""
+        x, y = self._points
+        if len(x) == 1:
+            return y[0]
+        hi = min(max(bisect_left(x, rows), 1), len(x) - 1)
+        return y[hi - 1] + max(y[hi] - y[hi - 1], 0.0) * (rows - x[hi - 1]) / (x[hi] - x[hi - 1])
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from one forward pass without a chunk. Passes far beyond the curve are left out."""
+        x, y = self._points
+        if rows > 2 * x[-1]:
+            return
+        seconds = min(seconds, _OUTLIER * self.at(rows))
+        drift = 1 + _DRIFT * (seconds / self.at(rows) - 1)
+        y[:] = [drift * value for value in y]
+        error = seconds - self.at(rows)
+        hi = min(bisect_left(x, rows), len(x) - 1)
+        lo = max(hi - 1, 0)
+        span = x[hi] - x[lo]
+        near = min(max((rows - x[lo]) / span, 0.0), 1.0) if span else 1.0
+        y[hi] = max(y[hi] + _FORGET * near * error, 1e-9)
+        if lo != hi:
+            y[lo] = max(y[lo] + _FORGET * (1 - near) * error, 1e-9)
+
+    def chunk_beside(self, rows: int) -> int:
+        """Prompt rows that may go along with ``rows`` rows of requests that decode."""
+        seconds = _STRETCH * self.at(rows) / self._chunk_error
+        return max(_LEAST_CHUNK, bisect_right(range(1, _MOST_ROWS), seconds, key=self.at) - rows)
+
+    def observe_chunk(self, rows: int, seconds: float) -> None:
+        """Learn what a round of ``rows`` rows took, part of which belonged to prompts.
+
+        Far down a long prompt a row costs more than the curve says, which was measured at a short context.
+        """
+        error = min(seconds / self.at(rows), _OUTLIER * self._chunk_error)
+        self._chunk_error += _FORGET * (error - self._chunk_error)

@@ -1,0 +1,198 @@
+"""The drafters in use: one for each method that a running request asked for, and how each is let run ahead."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from outrider.core.errors import DraftError
+from outrider.core.tree import DraftTree
+from outrider.drafters.base import Budget
+from outrider.drafters.tenants import TenantStore
+from outrider.engine.pace import DraftPrice, Pace
+from outrider.engine.request import trim
+
+if TYPE_CHECKING:
+    from outrider.core.config import SpeculativeConfig, SpeculativeOverride
+    from outrider.drafters.base import Drafter, Observation
+    from outrider.engine.price import ForwardPrice
+    from outrider.engine.request import Request
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Speculator:
+    """One method in use, whoever asked for it. Requests of the same method are drafted for in one call."""
+
+    drafter: Drafter
+    price: DraftPrice = field(default_factory=DraftPrice)
+    paces: TenantStore[Pace] = field(default_factory=lambda: TenantStore(Pace))
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How one request is drafted for: by whom, and how much at most."""
+
+    speculator: Speculator
+    full: Budget
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.speculator.drafter
+
+    def pace(self, request: Request) -> Pace:
+        return self.speculator.paces.get(request.view.tenant)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafter's checked tree for one request. seconds: the request's part of the time that drafting took."""
+
+    tree: DraftTree
+    seconds: float
+
+
+class Speculators:
+    """Every call to a drafter goes through here: whatever one raises costs a round's draft and nothing else."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        config: SpeculativeConfig,
+        make: Callable[[Sequence[str]], Drafter],
+        *,
+        chains_only: bool,
+    ) -> None:
+        """drafter: the engine's own, which ``config`` is about. make: builds the drafter of other methods, by names.
+
+        chains_only: the rule cannot judge trees.
+        """
+        self._config = config
+        self._chains_only = chains_only
+        self._make = make
+        self._default = Speculator(drafter)
+        self._others: dict[tuple[str, ...], Speculator] = {config.members: self._default}
+        self.failures = 0
+
+    def choose(self, override: SpeculativeOverride | None) -> Speculation:
+        """How a request is to be drafted for. Raises ConfigError or UnknownNameError for what cannot be had."""
+        speculator = self._speculator(override.members) if override is not None else self._default
+        own = self._config.num_speculative_tokens if speculator is self._default else None
+        asked = override.num_speculative_tokens if override is not None else None
+        nodes = asked or own or speculator.drafter.default_tokens
+        return Speculation(speculator, Budget(nodes, self._config.max_draft_depth or nodes))
+
+    def _speculator(self, members: tuple[str, ...]) -> Speculator:
+        if not members:
+            return self._default
+        if members not in self._others:
+            self._others[members] = Speculator(self._make(members))
+        return self._others[members]
+
+    # -- the life of a request -----------------------------------------------------------------------------------------
+
+    def open(self, request: Request) -> None:
+        self._call(request.speculation.drafter, lambda: request.speculation.drafter.open(request.view), [request])
+
+    def pause(self, request: Request) -> None:
+        """The request has to wait for memory."""
+        self._call(request.speculation.drafter, lambda: request.speculation.drafter.pause(request.view), [])
+
+    def close(self, request: Request) -> None:
+        self._call(request.speculation.drafter, lambda: request.speculation.drafter.close(request.view), [])
+
+    def propose(
+        self, requests: Sequence[Request], batch_size: int, price: ForwardPrice | None, vocab_size: int
+    ) -> dict[int, Proposal]:
+        """Proposals by request id, for those of ``requests`` that it pays to ask for. price: None to ask in full."""
+        groups: dict[tuple[Speculator, Budget], list[Request]] = {}
+        for request in requests:
+            how = request.speculation
+            budget = how.full
+            if price is not None and budget.nodes:
+                budget = how.pace(request).budget(budget, batch_size, price, how.speculator.price)
+            if budget.nodes and request.view.room > 0:
+                groups.setdefault((how.speculator, budget), []).append(request)
+        proposals: dict[int, Proposal] = {}
+        for (speculator, budget), members in groups.items():
+            started = time.perf_counter()
+            answer = self._ask(speculator.drafter, members, budget)
+            trees = [self._checked(r, tree, budget, vocab_size) for r, tree in zip(members, answer, strict=False)]
+            seconds = time.perf_counter() - started
+            speculator.price.observe(trees, seconds)
+            for request, tree in zip(members, trees, strict=False):
+                proposals[request.id] = Proposal(tree, seconds / len(members))
+        return proposals
+
+    def observe(self, observations: Sequence[tuple[Request, Observation]]) -> None:
+        """Tell each drafter what became of its requests."""
+        groups: dict[Speculator, list[tuple[Request, Observation]]] = {}
+        for request, observation in observations:
+            groups.setdefault(request.speculation.speculator, []).append((request, observation))
+        for speculator, told in groups.items():
+            self._call(
+                speculator.drafter,
+                lambda drafter=speculator.drafter, told=told: drafter.observe([seen for _, seen in told]),  # type: ignore[misc]
+                [request for request, seen in told if seen.rows],
+            )
+
+    # -- what may go wrong ---------------------------------------------------------------------------------------------
+
+    def _ask(self, drafter: Drafter, requests: Sequence[Request], budget: Budget) -> list[DraftTree]:
+        """One tree for each request, or none at all."""
+        answer: list[DraftTree] = []
+        views = [request.view for request in requests]
+
+        def ask() -> None:
+            trees = drafter.propose(views, budget)
+            if len(trees) != len(views):
+                raise DraftError(f"{len(trees)} draft trees for {len(views)} requests")
+            answer.extend(trees)
+
+        self._call(drafter, ask, requests)
+        around = drafter.take_failures()
+        self.failures += len(around)
+        _count_failure([request for request in requests if request.id in around])
+        return answer
+
+    def _checked(self, request: Request, tree: DraftTree, budget: Budget, vocab_size: int) -> DraftTree:
+        """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""
+        drafter = request.speculation.drafter
+        try:
+            tree.check(vocab_size)
+            if len(tree) > budget.nodes:
+                raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
+        except Exception as error:  # what is no tree at all fails in ways of its own
+            self._failed(drafter, error, [request])
+            return DraftTree()
+        if not tree.sources:
+            tree = replace(tree, sources=[(drafter.name,)] * len(tree))
+        return trim(tree, request.view.room, request.sampling.end_ids, chain=self._chains_only)
+
+    def _call(self, drafter: Drafter, call: Callable[[], object], affected: Sequence[Request]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._failed(drafter, error, affected)
+
+    def _failed(self, drafter: Drafter, error: Exception, affected: Sequence[Request]) -> None:
+        """Count a failure for the requests whose draft it cost. Said at the first one, the second, the fourth, …"""
+        _count_failure(affected)
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:
+            reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
+            log.warning(
+                "drafter %s failed (%s), %d times so far; the round goes on without its draft",
+                drafter.name,
+                reason,
+                self.failures,
+            )
+
+
+def _count_failure(requests: Sequence[Request]) -> None:
+    for request in requests:
+        request.statistics.failures += 1

@@ -1,0 +1,304 @@
+"""The promise under load: whatever runs beside a request, whatever was cached or taken away, its tokens are the same.
+
+The target is a function of the visible history, so that a difference is a fault of the engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOverride
+from outrider.core.sampling import SamplingParams
+from outrider.drafters.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.outputs import RequestOutput
+from outrider.engine.prefix_cache import PrefixCache
+from outrider.engine.request import Request
+from outrider.executors.base import CostCurve
+from tests.support.fakes import VOCAB, ChaosDrafter, FakeExecutor, make_engine, run
+
+PAGE = 4
+MACHINE = CostCurve((1, 8, 64), (1.0, 1.2, 3.0))
+METHODS = (None, "none", "ngram", "suffix", "recycle", "suffix+recycle")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as a client sends it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tenant: str
+    priority: int
+    speculation: SpeculativeOverride | None
+
+    def submit(self, engine: Engine) -> Request:
+        return engine.add(self.prompt, self.params, self.tenant, self.priority, self.speculation)
+
+
+@cache
+def workload() -> tuple[Asked, ...]:
+    """64 requests: parameters, methods, tenants and priorities of every kind; prompts that share their beginnings."""
+    choose = random.Random(7)
+    beginnings = [tuple(choose.randrange(3, VOCAB) for _ in range(n)) for n in (0, 9, 24, 40)]
+    asked = []
+    for number in range(64):
+        tail = tuple(choose.randrange(3, VOCAB) for _ in range(choose.randint(1, 12)))
+        params = SamplingParams(
+            max_tokens=choose.randint(1, 30),
+            seed=number,
+            temperature=choose.choice([0.0, 0.7, 1.2]),
+            top_k=choose.choice([0, 5]),
+            top_p=choose.choice([1.0, 0.9]),
+            repetition_penalty=choose.choice([1.0, 1.3]),
+            frequency_penalty=choose.choice([0.0, 0.4]),
+            min_tokens=choose.choice([0, 1]),
+            logprobs=choose.choice([None, 2]),
+        )
+        method = choose.choice(METHODS)
+        nodes = choose.choice([None, 1, 5, 12]) if method != "none" else None
+        speculation = SpeculativeOverride(method, nodes) if method or nodes else None
+        asked.append(
+            Asked(choose.choice(beginnings) + tail, params, choose.choice("ab"), choose.randint(0, 2), speculation)
+        )
+    return tuple(asked)
+
+
+@cache
+def plain() -> tuple[RequestOutput, ...]:
+    """Each request alone, in an engine of its own that neither drafts nor caches."""
+    answers = []
+    for asked in workload():
+        engine = make_engine(NoDrafter(None), engine_config=EngineConfig(enable_prefix_caching=False))  # type: ignore[arg-type]
+        request = engine.add(asked.prompt, asked.params)
+        run(engine, [request])
+        answers.append(request.result())
+    return tuple(answers)
+
+
+def engine_of(
+    executor: FakeExecutor,
+    *,
+    caching: bool,
+    acceptance: str = "coupled",
+    price: CostCurve | None = MACHINE,
+    **sizes: int,
+) -> Engine:
+    return make_engine(
+        ChaosDrafter(3),
+        config=SpeculativeConfig(num_speculative_tokens=8, acceptance=acceptance),
+        executor=executor,
+        engine_config=EngineConfig(enable_prefix_caching=caching, **{"max_batch_size": 64, **sizes}),
+        price=price,
+    )
+
+
+def step(engine: Engine, executor: FakeExecutor) -> list[Request]:
+    stepped = engine.step()
+    engine._cache.check_integrity()
+    assert all(executor.pending(seq) == 0 for seq in executor._committed)
+    for request in engine._scheduler.running:
+        assert executor._committed[request.seq] == request.view.tokens[: executor.length(request.seq)]
+    names = {page.number: digest for digest, page in engine._cache._pages.items()}
+    for page, digest in names.items():
+        assert digest in named(executor._text_of[page]), "a page is known by the text that it holds"
+    return stepped
+
+
+@cache
+def named(text: tuple[int, ...]) -> set[bytes]:
+    """What a page with this text up to its end is called, for either tenant."""
+    names = set()
+    for tenant in "ab":
+        view = SimpleNamespace(tokens=list(text), tenant=tenant)
+        request = SimpleNamespace(view=view, page_digests=[])
+        names.add(PrefixCache(FakeExecutor(page_size=PAGE))._digests(request, len(text) // PAGE)[-1])  # type: ignore[arg-type]
+    return names
+
+
+def finish(engine: Engine, executor: FakeExecutor, requests: Sequence[Request], limit: int = 5000) -> None:
+    for _ in range(limit):
+        if all(request.finished for request in requests):
+            return
+        step(engine, executor)
+    raise AssertionError("requests did not end")
+
+
+def same(requests: Sequence[Request], expected: Sequence[RequestOutput]) -> None:
+    for request, alone in zip(requests, expected, strict=True):
+        output = request.result()
+        assert (output.token_ids, output.finish_reason) == (alone.token_ids, alone.finish_reason), request.id
+        assert output.logprobs == alone.logprobs
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("kv_tokens", [8192, 160], ids=["roomy", "tight"])
+def test_all_at_once_is_one_by_one(caching: bool, kv_tokens: int) -> None:
+    executor = FakeExecutor(kv_tokens=kv_tokens, page_size=PAGE)
+    engine = engine_of(executor, caching=caching)
+    requests = [asked.submit(engine) for asked in workload()]
+    finish(engine, executor, requests)
+    same(requests, plain())
+    stats = engine.stats
+    assert (stats.preemptions > 0) == (kv_tokens == 160)
+    assert stats.num_accepted_tokens > 0
+    assert executor.open_sequences == 0
+    if caching and kv_tokens == 8192:
+        again = [asked.submit(engine) for asked in workload()]
+        finish(engine, executor, again)
+        same(again, plain())
+        assert stats.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_one_by_one_in_one_engine(caching: bool) -> None:
+    executor = FakeExecutor(kv_tokens=256, page_size=PAGE)
+    engine = engine_of(executor, caching=caching)
+    requests = []
+    for asked in workload():
+        requests.append(asked.submit(engine))
+        finish(engine, executor, requests)
+    same(requests, plain())
+    assert (engine.stats.prefix_cache_hits > 0) == caching
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_coming_and_going(seed: int) -> None:
+    """Requests arrive between rounds, some are aborted, and KV, rows and batch are too small for what is asked."""
+    choose = random.Random(seed)
+    executor = FakeExecutor(kv_tokens=120 + 40 * seed, page_size=PAGE)
+    engine = engine_of(executor, caching=seed % 2 == 0, max_batch_size=9, max_batched_tokens=20, prefill_chunk=7)
+    coming = list(zip(workload(), plain(), strict=True))
+    choose.shuffle(coming)
+    running: list[tuple[Request, RequestOutput]] = []
+    for asked, alone in coming:
+        running.append((asked.submit(engine), alone))
+        for _ in range(choose.randint(0, 3)):
+            step(engine, executor)
+        if choose.random() < 0.1:
+            engine.abort(choose.choice(running)[0])
+    finish(engine, executor, [request for request, _ in running])
+    for request, alone in running:
+        output = request.result()
+        assert output.token_ids == alone.token_ids[: len(output.token_ids)]
+        assert output.finish_reason in ("aborted", alone.finish_reason)
+    assert executor.largest_pass <= 20
+    assert executor.open_sequences == 0
+    engine._cache.clear()
+    assert executor.free_tokens == executor.total_tokens, "no page is lost"
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_other_rules_lose_nothing_under_load(acceptance: str) -> None:
+    """They promise the distribution, not the text; what they must not do is lose, mix up or break requests."""
+    executor = FakeExecutor(kv_tokens=100, page_size=PAGE)
+    engine = engine_of(executor, caching=True, acceptance=acceptance)
+    requests = [asked.submit(engine) for asked in workload()]
+    finish(engine, executor, requests)
+    assert engine.stats.preemptions > 0
+    for request, alone in zip(requests, plain(), strict=True):
+        if request.sampling.params.temperature == 0:
+            assert request.result().token_ids == alone.token_ids
+
+
+def test_the_check_would_notice_a_page_of_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin that must fail: names that leave out what came before a page."""
+    from outrider.engine import prefix_cache
+
+    monkeypatch.setattr(prefix_cache, "_digest", lambda before, tokens: tokens[:8])
+    executor = FakeExecutor(page_size=PAGE)
+    engine = engine_of(executor, caching=True)
+    requests = []
+    for asked in workload():
+        requests.append(asked.submit(engine))
+        run(engine, requests)
+    assert any("pages of other texts" in (request.error or "") for request in requests)
+
+
+# -- an executor that fails --------------------------------------------------------------------------------------------
+
+
+def test_an_executor_error_ends_its_batch_and_nothing_else() -> None:
+    executor = FakeExecutor(page_size=PAGE)
+    engine = engine_of(executor, caching=True, max_batch_size=8)
+    requests = [asked.submit(engine) for asked in workload()[:24]]
+    executor.fail_at = {3, 9}
+    finish(engine, executor, requests)
+    failed = [request for request in requests if request.result().finish_reason == "error"]
+    assert 8 <= len(failed) <= 16
+    assert all("on fire" in (request.error or "") for request in failed)
+    for request, alone in zip(requests, plain(), strict=False):
+        if request not in failed:
+            assert request.result().token_ids == alone.token_ids
+    assert executor.open_sequences == 0
+    again = [asked.submit(engine) for asked in workload()]
+    finish(engine, executor, again)
+    same(again, plain())
+
+
+def test_pages_held_by_others_are_an_error_and_not_a_wait() -> None:
+    executor = FakeExecutor(kv_tokens=32, page_size=PAGE)
+    engine = engine_of(executor, caching=True, max_batch_size=4)
+    foreign = executor.open()
+    from outrider.executors.base import Segment
+
+    executor.forward([Segment.chain(foreign, [5] * 24)])
+    requests = [engine.add([5] * 10, SamplingParams(max_tokens=12)) for _ in range(2)]
+    for _ in range(100):
+        engine.step()
+    assert [request.result().finish_reason for request in requests] == ["error", "error"]
+    executor.close(foreign)
+    last = engine.add([5] * 10, SamplingParams(max_tokens=12, ignore_eos=True))
+    finish(engine, executor, [last])
+    assert last.result().finish_reason == "length"
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+
+def measured(engine: Engine, executor: FakeExecutor, asked: Sequence[Asked], tenant: str) -> list[tuple[int, ...]]:
+    """What a tenant can see of its requests: rows and rounds that they took, and what was drafted and accepted."""
+    seen = []
+    for each in asked:
+        before = executor.forwards, executor.rows
+        request = engine.add(each.prompt, each.params, tenant, speculation=each.speculation)
+        finish(engine, executor, [request])
+        s = request.statistics
+        seen.append((executor.forwards - before[0], executor.rows - before[1], s.drafted, s.accepted, s.rounds))
+    return seen
+
+
+@pytest.mark.parametrize("method", ["suffix", "recycle", "suffix+recycle", "ngram"])
+def test_a_tenant_sees_nothing_of_another(method: str) -> None:
+    """The same requests cost B the same passes, rows and drafts whether or not A has sent the same texts before."""
+    asked = [
+        Asked(each.prompt, each.params, "b", 0, SpeculativeOverride(method, 6))
+        for each in workload()[:16]
+        if len(each.prompt) > PAGE
+    ]
+    alone, after = (FakeExecutor(page_size=PAGE) for _ in range(2))
+    # Without a price list: what the clock says of this machine is no secret of a tenant's, and is never the same twice.
+    quiet, busy = (engine_of(executor, caching=True, price=None) for executor in (alone, after))
+    first = measured(busy, after, asked, "a")
+    assert measured(busy, after, asked, "b") == measured(quiet, alone, asked, "b")
+    assert measured(busy, after, asked, "a") != first, "what A has said itself does help A, or the test says nothing"
+
+
+def test_an_answer_is_found_by_the_request_that_goes_on_from_it() -> None:
+    """Pages of what was drafted and accepted are cached under the text that they hold, also behind a stop."""
+    executor = FakeExecutor(page_size=PAGE)
+    engine = engine_of(executor, caching=True)
+    for asked in workload():
+        request = asked.submit(engine)
+        finish(engine, executor, [request])
+        text = request.view.tokens
+        again = engine.add([*text, 5], asked.params, asked.tenant)
+        finish(engine, executor, [again])
+        # Of the last token emitted there is no KV yet.
+        assert again.cached_tokens >= (len(text) - 1) // PAGE * PAGE
