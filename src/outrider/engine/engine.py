@@ -281,11 +281,9 @@ class Engine:
         layers = {layer for share in shares for layer in share.request.speculation.drafter.wants.hidden_layers}
         output = self._executor.forward(segments, sorted(layers))
         distribute(output, shares, segments)
-        beside = any(len(share.tokens) == 1 for share in shares)
-        chunk = any(len(share.tokens) > 1 for share in shares)
-        if beside:
-            seconds = time.perf_counter() - started
-            self._planner.observe_forward(sum(share.rows for share in shares), seconds, chunk=chunk)
+        rows = sum(share.rows for share in shares if len(share.tokens) == 1)
+        prompt_rows = sum(share.rows for share in shares) - rows
+        self._planner.observe_forward(rows, prompt_rows, time.perf_counter() - started)
 
     def _accept(self, judged: Sequence[Share]) -> dict[int, Verdict]:
         """Verdicts by `id` of the share. A request whose own logits are broken ends here; the others go on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +13,10 @@ _DRIFT = 0.1
 _STRETCH = 1.75
 """A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
 promised to stay within twice what it was, and neither the curve nor the clock is exact."""
-_LEAST_CHUNK = 4
+_LEAST = 1e-3
+"""Part of a round's time that a chunk is taken to cost at least, where the clock says that it was free."""
 _OUTLIER = 2.0
 """One pass moves an estimate as if it had taken this many times as long as expected, at most: a machine has hiccups."""
-_MOST_ROWS = 1 << 16
 
 
 class ForwardPrice:
@@ -28,8 +28,8 @@ class ForwardPrice:
     """
 
     def __init__(self, curve: CostCurve) -> None:
-        self._points = list(curve.rows), list(curve.seconds)
-        self._chunk_error = 1.0
+        self._points = x, y = list(curve.rows), list(curve.seconds)
+        self._prompt_row = max((y[-1] - y[0]) / max(x[-1] - x[0], 1), _LEAST * y[0])
 
     def at(self, rows: int) -> float:
         """Estimated seconds for ``rows`` rows."""
@@ -57,14 +57,13 @@ class ForwardPrice:
             y[lo] = max(y[lo] + _FORGET * (1 - near) * error, 1e-9)
 
     def chunk_beside(self, rows: int) -> int:
-        """Prompt rows that may go along with ``rows`` rows of requests that decode."""
-        seconds = _STRETCH * self.at(rows) / self._chunk_error
-        return max(_LEAST_CHUNK, bisect_right(range(1, _MOST_ROWS), seconds, key=self.at) - rows)
+        """Prompt rows that may go along with ``rows`` rows of requests that decode; one at least, or it would never end."""
+        return max(1, int((_STRETCH - 1) * self.at(rows) / self._prompt_row))
 
-    def observe_chunk(self, rows: int, seconds: float) -> None:
-        """Learn what a round of ``rows`` rows took, part of which belonged to prompts.
+    def observe_chunk(self, rows: int, prompt_rows: int, seconds: float) -> None:
+        """Learn what a round took in which ``prompt_rows`` rows of prompts went along with ``rows`` that decode.
 
-        Far down a long prompt a row costs more than the curve says, which was measured at a short context.
+        Far down a long prompt a row costs several times what it costs at the short context of the measured curve.
         """
-        error = min(seconds / self.at(rows), _OUTLIER * self._chunk_error)
-        self._chunk_error += _FORGET * (error - self._chunk_error)
+        row = max(seconds - self.at(rows), _LEAST * self.at(rows)) / prompt_rows
+        self._prompt_row += _FORGET * (min(row, _OUTLIER * self._prompt_row) - self._prompt_row)
