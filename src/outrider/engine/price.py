@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _FORGET = 0.1
 _DRIFT = 0.1
-_STRETCH = 1.75
+_STRETCH = 1.6
 """A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
 promised to stay within twice what it was, and neither the curve nor the clock is exact."""
 _LEAST = 1e-3
@@ -57,7 +57,7 @@ class ForwardPrice:
             y[lo] = max(y[lo] + _FORGET * (1 - near) * error, 1e-9)
 
     def chunk_beside(self, rows: int) -> int:
-        """Prompt rows that may go along with ``rows`` rows of requests that decode; one at least, or it would never end."""
+        """Prompt rows that may go along with ``rows`` rows of requests that decode: one at least, so that it ends."""
         return max(1, int((_STRETCH - 1) * self.at(rows) / self._prompt_row))
 
     def observe_chunk(self, rows: int, prompt_rows: int, seconds: float) -> None:
