@@ -100,6 +100,8 @@ def test_a_conversation_at_a_terminal(terminals: list[Terminal]) -> None:
     terminal.wait_for("> ")
     terminal.type("/stats\r")
     terminal.wait_for(r"acceptance rate\s+[\d.]+%")
+    # Before the prompt is there, a terminal takes Ctrl-D for itself.
+    terminal.wait_for("> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
 

@@ -113,9 +113,9 @@ def step(engine: Engine, executor: FakeExecutor) -> list[Request]:
 
 @cache
 def named(text: tuple[int, ...]) -> set[bytes]:
-    """What a page with this text up to its end is called, for either tenant."""
+    """What a page with this text up to its end is called, for each tenant."""
     names = set()
-    for tenant in "ab":
+    for tenant in ("a", "b", "default"):
         view = SimpleNamespace(tokens=list(text), tenant=tenant)
         request = SimpleNamespace(view=view, page_digests=[])
         names.add(PrefixCache(FakeExecutor(page_size=PAGE))._digests(request, len(text) // PAGE)[-1])  # type: ignore[arg-type]

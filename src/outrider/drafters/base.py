@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Wants:
     """What a drafter needs to be told about the target's forward passes; asked for once, when it is built.
 
-    top_k: the target's k most likely next tokens at every row that has logits; 0: none.
+    top_k: the target's k most likely next tokens at every row that has logits, in rounds for which the drafter was
+        asked to propose; 0: none.
     hidden_layers: hidden states of these layers (numbered as in `ForwardOutput`), for prompt rows too.
     whole_prompt: nothing may be missing of the prompt's hidden states, so that no part of it may come from a cache.
     """
@@ -73,7 +74,7 @@ class Observation:
     rows: tokens of the rows that were verified: the root first, then the tree's nodes (row i+1 is node i).
     path: rows that were accepted, the root (row 0) first.
     tree: what was verified; empty after a plain round.
-    top_ids, top_logprobs: [rows, top_k] int64 and float32, if wanted, best first.
+    top_ids, top_logprobs: [rows, top_k] int64 and float32, best first, if wanted and if the drafter was asked.
     context: tokens that the same pass forwarded before the root.
     start: position of the first row, context included. What lies before it may never have been observed: the prefix
         cache had it. And after a request had to make way, rows are observed again that were observed before.

@@ -95,9 +95,17 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         rounds: dict[int, _Round] = {}
+        promised = 0
         for i, view in enumerate(views):
             limits = self._limits(view, budget)
-            if limits.nodes:
+            if not limits.nodes:
+                continue
+            missing = self._missing_tokens(view, limits.nodes)
+            if promised + missing > self._executor.free_tokens:
+                # Others go on with what it held, until some of them have ended.
+                self.close(view)
+            else:
+                promised += missing
                 growth = growth_for(view, limits, self._width, self._cost_ratio)
                 rounds[i] = _Round(self._synchronised(view), growth)
         self._read_unseen(rounds.values())
@@ -122,13 +130,13 @@ class DraftModelDrafter(Drafter):
             self._executor.close(run.seq)
 
     def _read(self, view: SequenceView, end: int, most: int = _CHUNK) -> None:
-        """Forward and commit the text's next tokens, up to position ``end`` and ``most`` of them."""
+        """Forward and commit the text's next tokens, up to position ``end`` and ``most`` of them, if there is KV."""
         if end > self._executor.max_context:
             return
         run = self._run_of(view)
         length = self._executor.length(run.seq)
         tokens = view.tokens[length : min(end, length + most)]
-        if tokens:
+        if tokens and len(tokens) + self._executor.page_size <= self._executor.free_tokens:
             self._executor.forward([Segment.chain(run.seq, tokens, [])])
             self._executor.commit(run.seq, range(len(tokens)))
 
@@ -136,6 +144,13 @@ class DraftModelDrafter(Drafter):
         """The round's limits, within the draft model's own context. The deepest nodes are not forwarded."""
         room = self._executor.max_context - len(view.tokens) + 1
         return Limits.of(view, Budget(budget.nodes, min(budget.depth, room)))
+
+    def _missing_tokens(self, view: SequenceView, nodes: int) -> int:
+        """KV, in whole pages, that the request's text and draft take beyond what it holds."""
+        page = self._executor.page_size
+        run = self._runs.get(view.request_id)
+        held = self._executor.length(run.seq) + self._executor.pending(run.seq) if run is not None else 0
+        return max(0, -(-(len(view.tokens) + nodes) // page) - -(-held // page)) * page
 
     def _run_of(self, view: SequenceView) -> _Run:
         run = self._runs.get(view.request_id)

@@ -60,6 +60,7 @@ class Engine:
         self._scheduler = Scheduler(executor, cache, config)
         self._stats = EngineStats(kv_tokens_total=executor.total_tokens)
         self._next_id = 0
+        self._observe_seconds = 0.0
 
     @property
     def stats(self) -> EngineStats:
@@ -146,12 +147,14 @@ class Engine:
                 verified = time.perf_counter()
                 verdicts = self._accept(judged)
                 accepted = time.perf_counter()
-                observations = self._commit(shares, verdicts)
+                emitted = self._commit(shares, verdicts)
+            committed = time.perf_counter()
+            observations = self._observations(shares, verdicts, emitted)
         except Exception as error:
             return self._batch_failed([share.request for share in shares], error)
-        committed = time.perf_counter()
         self._speculators.observe(observations)
         observed = time.perf_counter()
+        self._observe_seconds = (observed - committed) / len(shares)
         for share in judged:
             if share.request.finished:
                 self._release(share.request)
@@ -281,11 +284,9 @@ class Engine:
         layers = {layer for share in shares for layer in share.request.speculation.drafter.wants.hidden_layers}
         output = self._executor.forward(segments, sorted(layers))
         distribute(output, shares, segments)
-        beside = any(len(share.tokens) == 1 for share in shares)
-        chunk = any(len(share.tokens) > 1 for share in shares)
-        if beside:
-            seconds = time.perf_counter() - started
-            self._planner.observe_forward(sum(share.rows for share in shares), seconds, chunk=chunk)
+        rows = sum(share.rows for share in shares if len(share.tokens) == 1)
+        prompt_rows = sum(share.rows for share in shares) - rows
+        self._planner.observe_forward(rows, prompt_rows, time.perf_counter() - started)
 
     def _accept(self, judged: Sequence[Share]) -> dict[int, Verdict]:
         """Verdicts by `id` of the share. A request whose own logits are broken ends here; the others go on."""
@@ -297,9 +298,9 @@ class Engine:
                 share.request.fail(error)
         return verdicts
 
-    def _commit(self, shares: Sequence[Share], verdicts: dict[int, Verdict]) -> list[tuple[Request, Observation]]:
-        """Keep the accepted rows' KV, emit the tokens, and say what happened."""
-        observations: list[tuple[Request, Observation]] = []
+    def _commit(self, shares: Sequence[Share], verdicts: Mapping[int, Verdict]) -> dict[int, list[int]]:
+        """Keep the accepted rows' KV and emit the tokens. Returns them by `id` of the share; none for broken ones."""
+        emitted: dict[int, list[int]] = {}
         for share in shares:
             request, verdict = share.request, verdicts.get(id(share))
             assert request.seq is not None
@@ -307,15 +308,25 @@ class Engine:
                 self._executor.commit(request.seq, ())
                 continue
             self._executor.commit(request.seq, share.accepted_rows(verdict))
-            emitted: list[int] = []
+            tokens: list[int] = []
             if verdict is not None:
-                emitted = request.emit(share.tree, verdict.path, verdict.token)
+                tokens = request.emit(share.tree, verdict.path, verdict.token)
                 if request.logprobs is not None:
-                    request.logprobs.extend(share.logprobs(verdict, len(emitted)))
-                self._learn(share, verdict, emitted, shares)
+                    request.logprobs.extend(share.logprobs(verdict, len(tokens)))
+                self._learn(share, verdict, tokens, shares)
             self._cache.enter(request)
-            observations.append((request, share.observation(self._executor, verdict, emitted)))
-        return observations
+            emitted[id(share)] = tokens
+        return emitted
+
+    def _observations(
+        self, shares: Sequence[Share], verdicts: Mapping[int, Verdict], emitted: Mapping[int, list[int]]
+    ) -> list[tuple[Request, Observation]]:
+        """What drafters are to be told of the round. Requests whose own logits were broken are left out."""
+        return [
+            (share.request, share.observation(self._executor, verdicts.get(id(share)), emitted[id(share)]))
+            for share in shares
+            if id(share) in emitted
+        ]
 
     def _learn(self, share: Share, verdict: Verdict, emitted: Sequence[int], shares: Sequence[Share]) -> None:
         """Count what a request's part of the round came to, and let planner and pace see it."""
@@ -327,7 +338,7 @@ class Engine:
         pace.observe_committed(draft.proposed, emitted)
         if draft.seconds is not None and all(len(other.tokens) == 1 for other in shares):
             profit = self._planner.profit(share.tree, len(emitted), [len(other.tree) for other in shares])
-            pace.observe_profit(len(shares), profit - draft.seconds)
+            pace.observe_profit(len(shares), profit - draft.seconds - self._observe_seconds)
 
     def _release(self, request: Request) -> None:
         """Take a request that has ended out of the batch or the queue."""

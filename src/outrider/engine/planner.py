@@ -75,10 +75,14 @@ class Planner:
         """Prompt rows, ``most`` at most, to go along with ``rows`` rows of requests that decode."""
         return min(most, self._price.chunk_beside(rows)) if self._price is not None else most
 
-    def observe_forward(self, rows: int, seconds: float, *, chunk: bool = False) -> None:
-        """Learn what a round's forward pass of ``rows`` rows took. chunk: part of them belonged to prompts."""
-        if self._price is not None:
-            (self._price.observe_chunk if chunk else self._price.observe)(rows, seconds)
+    def observe_forward(self, rows: int, prompt_rows: int, seconds: float) -> None:
+        """Learn what a forward pass took, of ``rows`` rows of requests that decode and ``prompt_rows`` of prompts."""
+        if self._price is None or not rows:
+            return
+        if prompt_rows:
+            self._price.observe_chunk(rows, prompt_rows, seconds)
+        else:
+            self._price.observe(rows, seconds)
 
     def observe_committed(self, request: Request, proposed: DraftTree, committed: Sequence[int]) -> None:
         """Learn which proposed nodes were right, verified or not: what was left out may have become worth its price."""

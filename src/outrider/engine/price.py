@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,13 +10,16 @@ if TYPE_CHECKING:
 
 _FORGET = 0.1
 _DRIFT = 0.1
-_STRETCH = 1.75
+_STRETCH = 1.6
 """A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
 promised to stay within twice what it was, and neither the curve nor the clock is exact."""
-_LEAST_CHUNK = 4
+_MARGINAL = 0.7
+"""What one row more of a chunk costs, as a part of what its rows cost on average."""
+_FIRST_CHUNK = 4.0
+_LEAST = 1e-3
+"""Part of a round's time that a chunk is taken to cost at least, where the clock says that it was free."""
 _OUTLIER = 2.0
 """One pass moves an estimate as if it had taken this many times as long as expected, at most: a machine has hiccups."""
-_MOST_ROWS = 1 << 16
 
 
 class ForwardPrice:
@@ -28,8 +31,9 @@ class ForwardPrice:
     """
 
     def __init__(self, curve: CostCurve) -> None:
-        self._points = list(curve.rows), list(curve.seconds)
-        self._chunk_error = 1.0
+        self._points = x, y = list(curve.rows), list(curve.seconds)
+        row = max((y[-1] - y[0]) / max(x[-1] - x[0], 1), _LEAST * y[0])
+        self._chunk_size, self._chunk_seconds = _FIRST_CHUNK, _FIRST_CHUNK * row
 
     def at(self, rows: int) -> float:
         """Estimated seconds for ``rows`` rows."""
@@ -57,14 +61,22 @@ class ForwardPrice:
             y[lo] = max(y[lo] + _FORGET * (1 - near) * error, 1e-9)
 
     def chunk_beside(self, rows: int) -> int:
-        """Prompt rows that may go along with ``rows`` rows of requests that decode."""
-        seconds = _STRETCH * self.at(rows) / self._chunk_error
-        return max(_LEAST_CHUNK, bisect_right(range(1, _MOST_ROWS), seconds, key=self.at) - rows)
+        """Prompt rows that may go along with ``rows`` rows of requests that decode: one at least, so that it ends.
 
-    def observe_chunk(self, rows: int, seconds: float) -> None:
-        """Learn what a round of ``rows`` rows took, part of which belonged to prompts.
-
-        Far down a long prompt a row costs more than the curve says, which was measured at a short context.
+        A step from the chunks of late towards the time that there is. Part of a chunk's time does not depend on its
+        size, so that a row more costs less than the rows before it.
         """
-        error = min(seconds / self.at(rows), _OUTLIER * self._chunk_error)
-        self._chunk_error += _FORGET * (error - self._chunk_error)
+        size, seconds = self._chunk_size, self._chunk_seconds
+        spare = (_STRETCH - 1) * self.at(rows) - seconds
+        step = spare * size / (_MARGINAL * seconds)
+        return max(1, round(min(size + step, 4 * size)))
+
+    def observe_chunk(self, rows: int, prompt_rows: int, seconds: float) -> None:
+        """Learn what a round took in which ``prompt_rows`` rows of prompts went along with ``rows`` that decode.
+
+        Far down a long prompt a row costs several times what it costs at the short context of the measured curve.
+        """
+        more = max(seconds - self.at(rows), _LEAST * self.at(rows))
+        more = min(more, _OUTLIER * self._chunk_seconds * max(prompt_rows / self._chunk_size, 1.0))
+        self._chunk_size += _FORGET * (prompt_rows - self._chunk_size)
+        self._chunk_seconds += _FORGET * (more - self._chunk_seconds)

@@ -79,7 +79,8 @@ class Share:
         wants = self.request.speculation.drafter.wants
         context = self.tokens if self.chunk else self.tokens[:-1]
         top_ids = top_logprobs = None
-        if wants.top_k and self.logits is not None and not self.chunk:
+        # Gathering candidates for a drafter that is not asked, since it does not pay, would cost without end.
+        if wants.top_k and self.logits is not None and self.draft.seconds is not None:
             number = min(wants.top_k, self.logits.shape[-1])
             top_ids, top_logprobs = executor.top_k(self.logits, number)
         return Observation(

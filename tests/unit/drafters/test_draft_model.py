@@ -166,6 +166,17 @@ class TestKV:
         assert drafter.propose([view], Budget(1, 1)) == twin.propose([view], Budget(1, 1))
         assert opener.opened[0].rows == 25
 
+    def test_requests_that_do_not_fit_are_left_out_and_the_others_go_on(self) -> None:
+        """The target shares pages and lets requests wait; a draft model's cache may be too small for all that run."""
+        opener = Opener(kv_tokens=70)
+        engine = make_engine(make(opener), config=SpeculativeConfig(num_speculative_tokens=4))
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        requests = [engine.add([5 + n, 6, 7] * 5, params) for n in range(3)]
+        run(engine, requests)
+        assert engine.stats.drafter_failures == 0
+        assert requests[0].statistics.drafted > 0
+        assert opener.opened[0].open_sequences == 0
+
     def test_a_request_that_waits_holds_no_memory(self) -> None:
         opener = Opener()
         drafter, twin = make(opener), make(Opener())

@@ -128,8 +128,9 @@ def test_a_hiccup_is_not_taken_for_the_machine() -> None:
     machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
     machine.observe(1, 100.0)
     assert machine.at(1) < 1.3
-    machine.observe_chunk(8, 100.0)
-    assert machine.chunk_beside(1) > 4
+    before = machine.chunk_beside(8)
+    machine.observe_chunk(8, 4, 100.0)
+    assert machine.chunk_beside(8) > 0.8 * before
 
 
 def test_a_slower_machine_is_seen_where_nobody_looks() -> None:
@@ -223,15 +224,21 @@ def test_what_one_tenant_says_does_not_move_another() -> None:
     assert len(plan.select([Stub("b", 2)], [tree], 1, 99)[0]) == 2  # type: ignore[list-item]
 
 
-def test_a_chunk_beside_others_keeps_the_round_short() -> None:
+@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("dearer", [1.0, 4.0], ids=["as measured", "far down a prompt"])
+def test_a_chunk_beside_others_keeps_the_round_short(rows: int, dearer: float) -> None:
+    """Whatever a prompt's row really costs, chunks soon have the size that the round has time for."""
     machine = price(MACHINE)
-    for rows in (1, 8, 40):
+    plain = machine.at(rows)
+
+    def seconds(chunk: int) -> float:
+        return plain + dearer * (machine.at(rows + chunk) - plain)
+
+    for _ in range(60):
         chunk = machine.chunk_beside(rows)
-        assert 1.6 * machine.at(rows) < machine.at(rows + chunk) <= 1.8 * machine.at(rows)
-    before = machine.chunk_beside(8)
-    for _ in range(100):
-        machine.observe_chunk(30, 2 * machine.at(30))
-    assert machine.chunk_beside(8) < before, "far down a long prompt, rows cost more than the curve says"
+        machine.observe_chunk(rows, chunk, seconds(chunk))
+    assert seconds(machine.chunk_beside(rows)) <= 1.8 * plain
+    assert seconds(machine.chunk_beside(rows) + 4) > 1.4 * plain
 
 
 def test_planning_changes_the_clock_only() -> None:
