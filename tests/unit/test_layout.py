@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "outrider"
 
 LAYERS = (
-    ("cli", "server"),
+    ("cli",),
+    ("serve",),
     ("bench", "audit", "train", "interop"),
     ("engine",),
     ("drafters", "acceptance"),
@@ -34,7 +35,7 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: dict[str, str] = {}
 """Module, or module:function, that may be longer -> the reason."""
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm")
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm", "fastapi", "pydantic")
 """What ``outrider --help`` must not pay for."""
 
 

@@ -1,0 +1,247 @@
+"""All that the server knows of the engine, of structured output and of tool calls is in this module.
+
+Where this build lacks one of them, a request for it is refused by name; nothing is ever ignored.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.errors import UsageError
+from outrider.core.sampling import SamplingParams
+from outrider.engine.outputs import SpeculationStats
+from outrider.serve.errors import not_available
+
+if TYPE_CHECKING:
+    from outrider.engine.llm import LLM
+    from outrider.engine.request import Request
+    from outrider.models.tokenizer import Tokenizer
+
+
+@dataclass
+class EngineStats:
+    """Counters of the engine since it started; see `Metrics` for what each means."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+    by_drafter: dict[str, dict[str, int]] = field(default_factory=dict)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    planner_budget: int = 0
+    drafter_failures: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class ToolCallPiece:
+    """A piece of a call: id and name come with its first piece, arguments in any."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class EngineAdapter:
+    """An `LLM` as the server uses it. `step`, `submit`, `abort` and `stats` belong to the engine's thread alone;
+    the rest may be called from any.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._engine: Any = llm._engine
+        self._new_request_options = set(inspect.signature(self._engine.new_request).parameters)
+        self._lock = threading.Lock()
+        self._ended = SpeculationStats()
+        self.step = self._engine.step
+        self.submit = self._engine.submit
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self._llm.model.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._llm.model.config.vocab_size
+
+    @property
+    def max_context(self) -> int:
+        return self._llm.executor.max_context
+
+    def describe(self) -> dict[str, str]:
+        """What runs here, for logs and metrics."""
+        config = self._llm.speculative_config
+        return {"executor": self._llm.executor_name, "method": config.method, "acceptance": config.acceptance}
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool = True
+    ) -> list[int]:
+        """A conversation as token ids. Raises UsageError if the template rejects it, APIError for tools without use."""
+        if not tools:
+            return self.tokenizer.encode_chat(messages, add_generation_prompt=generate)
+        if "tools" not in inspect.signature(self.tokenizer.encode_chat).parameters:
+            raise not_available("tools", "tools")
+        encode: Any = self.tokenizer.encode_chat
+        ids: list[int] = encode(messages, add_generation_prompt=generate, tools=tools)
+        return ids
+
+    def sampling_params(self, values: Mapping[str, Any], structure: Mapping[str, Any] | None, param: str) -> Any:
+        """`SamplingParams`, bound to ``structure`` (one of json, json_object, regex, grammar) if there is one.
+
+        param: the field of the request that asks for it. Raises SamplingParamsError, or APIError if this build cannot.
+        """
+        if structure is None:
+            return SamplingParams(**values)
+        structured = _attribute("outrider.core.structured", "StructuredOutputs")
+        if structured is None or "structured_outputs" not in {item.name for item in fields(SamplingParams)}:
+            raise not_available("structured output", param)
+        return SamplingParams(**{**values, "structured_outputs": structured(**structure)})
+
+    def new_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tenant: str,
+        priority: int | None,
+        speculative: Mapping[str, Any] | None,
+    ) -> Request:
+        """A request, not queued yet. Raises a UsageError, or APIError for what this build cannot do."""
+        options: dict[str, Any] = {}
+        if priority is not None:
+            options["priority"] = priority
+        if speculative is not None:
+            override = _attribute("outrider.core.config", "SpeculativeOverride")
+            options["speculation"] = override(**speculative) if override else None
+        for option, param in (("priority", "priority"), ("speculation", "speculative")):
+            if option in options and option not in self._new_request_options:
+                raise not_available(param, param)
+        with self._lock:  # the engine hands out ids without one
+            request: Request = self._engine.new_request(prompt, params, tenant=tenant, **options)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request with what it has committed."""
+        self._engine.abort(request)
+
+    def has_started(self, request: Request) -> bool:
+        """Whether the request holds a place in the batch."""
+        return request.seq is not None
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def ended(self, request: Request) -> None:
+        """A request has left the engine."""
+        self._ended = SpeculationStats.total([self._ended, request.statistics])
+
+    def stats(self, live: Collection[Request]) -> EngineStats:
+        """The engine's counters now; ``live``: the requests that wait or run."""
+        own = getattr(self._engine, "stats", None)
+        if own is not None:
+            return EngineStats(**{item.name: getattr(own, item.name) for item in fields(EngineStats)})
+        executor = self._llm.executor
+        total = SpeculationStats.total([self._ended, *(request.statistics for request in live)])
+        running = sum(map(self.has_started, live))
+        names = sorted({*total.drafted_by_source, *total.accepted_by_source})
+        return EngineStats(
+            running=running,
+            waiting=len(live) - running,
+            kv_tokens_used=executor.total_tokens - executor.free_tokens,
+            kv_tokens_total=executor.total_tokens,
+            num_drafts=total.drafted_rounds,
+            num_draft_tokens=total.drafted,
+            num_accepted_tokens=total.accepted,
+            accepted_per_pos=total.accepted_by_position,
+            by_drafter={
+                name: {
+                    "draft_tokens": total.drafted_by_source.get(name, 0),
+                    "accepted_tokens": total.accepted_by_source.get(name, 0),
+                }
+                for name in names
+            },
+            draft_seconds=total.draft_seconds,
+            verify_seconds=total.verify_seconds,
+            accept_seconds=total.accept_seconds,
+            engine_seconds=total.engine_seconds,
+            drafter_failures=total.failures,
+            rounds=total.rounds,
+        )
+
+    # -- tool calls ----------------------------------------------------------------------------------------------------
+
+    def tool_parser(self) -> ToolStream:
+        """Reads the calls in one answer. Raises APIError if this build, or this model, has none."""
+        parser = _attribute("outrider.chat.tools", "ToolCallParser")
+        if parser is None:
+            raise not_available("tools", "tools")
+        return ToolStream(parser.for_model(self._llm.model))
+
+    def forced_call(self, tools: Sequence[Mapping[str, Any]], function: str | None) -> Mapping[str, Any]:
+        """The structure of an answer that must call ``function``, or any of the tools if it is None."""
+        constraint = _attribute("outrider.chat.tools", "forced_call")
+        if constraint is None:
+            raise not_available("tool_choice other than none and auto", "tool_choice")
+        structure: Mapping[str, Any] = constraint(self._llm.model, tools, function)
+        return structure
+
+
+class ToolStream:
+    """Splits one answer, as it comes, into content and calls."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self.calls = 0
+
+    def whole(self, text: str) -> tuple[str, list[ToolCallPiece]]:
+        """Content and calls of a finished answer."""
+        content, calls = self._parser.parse(text)
+        self.calls = len(calls)
+        return content, [ToolCallPiece(i, call.id, call.name, call.arguments) for i, call in enumerate(calls)]
+
+    def feed(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCallPiece]]:
+        """New content and new pieces of calls; ``last``: the answer ends with this text."""
+        events = list(self._parser.feed(text))
+        if last:
+            events += self._parser.finish()
+        content, pieces = "", []
+        for event in events:
+            if isinstance(event, str):
+                content += event
+            else:
+                self.calls = max(self.calls, event.index + 1)
+                pieces.append(ToolCallPiece(event.index, event.id, event.name, event.arguments))
+        return content, pieces
+
+
+def _attribute(module: str, name: str) -> Any:
+    """What ``module`` holds under ``name``; None where this build has no such module or name."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            return None
+        raise UsageError(f"{module} needs {error.name}, which is not installed") from None
