@@ -31,7 +31,7 @@ from outrider.serve.server import Server
 from tests.support.fakes import FakeExecutor, fake_config
 from tests.support.tokenizers import trained
 
-CONTEXT = 512
+CONTEXT = 256
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -79,19 +79,28 @@ def from_outrider(error: OutriderError) -> APIError:
 
 
 def from_validation(error: ValidationError) -> APIError:
-    """The first thing that is wrong with a request's body, with the field it is in."""
+    """What is wrong with a request's body, and the field it is in.
+
+    Of the errors that a field with several forms has, one of our own words comes first, then the one found deepest: it
+    is about the form that was meant.
+    """
     found = error.errors(include_url=False, include_input=False)
-    first = found[0]
-    if first["type"] == "outrider":
-        context = first["ctx"]
-        param = context["param"] or ".".join(str(part) for part in first["loc"]) or None
-        return APIError(400, str(context["why"]), param=param, code="invalid_value")
-    param = str(first["loc"][0]) if first["loc"] else None
-    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    if len({entry["loc"][1:2] for entry in found if entry["loc"][:1] == first["loc"][:1]}) > 1 and param:
-        return APIError(400, f"{param} has none of the forms it may have ({first['msg'].lower()} …)", param=param)
-    where = ".".join(str(part) for part in first["loc"])
-    return APIError(400, f"{where or 'the body'}: {first['msg']}", param=param, code=code)
+    here = [entry for entry in found if entry["loc"][:1] == found[0]["loc"][:1]]
+    best = max(here, key=lambda entry: (entry["type"] == "outrider", len(entry["loc"])))
+    path = [str(part) for part in best["loc"] if not _is_union_tag(part)]
+    if best["type"] == "outrider":
+        context = best["ctx"]
+        return APIError(400, context["why"], param=context["param"] or ".".join(path) or None, code="invalid_value")
+    param = path[0] if path else None
+    if len({entry["loc"] for entry in here if len(entry["loc"]) == len(best["loc"])}) > 1 and len(path) == 1:
+        return APIError(400, f"{param} has none of the forms it may have", param=param, code="invalid_value")
+    code = "missing_required_parameter" if best["type"] == "missing" else "invalid_value"
+    return APIError(400, f"{'.'.join(path) or 'the body'}: {best['msg']}", param=param, code=code)
+
+
+def _is_union_tag(part: str | int) -> bool:
+    """Whether a part of an error's place names a form that was tried, rather than a field."""
+    return isinstance(part, str) and (part in ("str", "int", "bool") or not part.isidentifier())
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 
 _SEEDS = 1 << 64
+_PATIENCE_WITH_BODIES = 4
+"""Times the limit that is read, and thrown away, of a body that is too large: most clients read no answer before."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,19 @@ class Service:
     async def _read(self, http: Request) -> bytes:
         limit = self.config.max_body_bytes
         data = bytearray()
+        size = 0
         try:
             async for chunk in http.stream():
-                data += chunk
-                if len(data) > limit:
-                    headers = {"Connection": "close"}
-                    raise APIError(413, f"the body has more than the {limit} bytes allowed here", headers=headers)
+                size += len(chunk)
+                if size <= limit:
+                    data += chunk
+                elif size > _PATIENCE_WITH_BODIES * limit:
+                    break
         except ClientDisconnect:
             raise APIError(400, "the body ended early") from None
+        if size > limit:
+            message = f"the body has more than the {limit} bytes allowed here"
+            raise APIError(413, message, code="body_too_large", headers={"Connection": "close"})
         return bytes(data)
 
     # -- from a body to a generation -----------------------------------------------------------------------------------
