@@ -35,7 +35,18 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: dict[str, str] = {}
 """Module, or module:function, that may be longer -> the reason."""
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "rich", "huggingface_hub", "jinja2", "tqdm", "fastapi", "pydantic")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "rich",
+    "huggingface_hub",
+    "jinja2",
+    "tqdm",
+    "fastapi",
+    "pydantic",
+)
 """What ``outrider --help`` must not pay for."""
 
 
