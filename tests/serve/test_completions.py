@@ -227,6 +227,7 @@ def test_usage_says_what_speculation_did(client: OpenAI) -> None:
         ({"extra_body": {"min_tokens": 99}}, None, "more than max_tokens"),
         ({"extra_body": {"regex": "["}}, "regex", ""),
         ({"extra_body": {"speculative": {}}}, "speculative", "needs method"),
+        ({"extra_body": {"speculative": {"method": "ngram+ngram"}}}, "speculative", "twice"),
         ({"extra_body": {"speculative": {"metod": "none"}}}, "metod", "did you mean 'method'?"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.errors import ConfigError
@@ -67,6 +67,3 @@ class ServerConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
-
-
-FIELDS = tuple(item.name for item in fields(ServerConfig))

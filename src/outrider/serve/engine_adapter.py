@@ -109,9 +109,10 @@ class EngineAdapter:
         ids: list[int] = encode(messages, add_generation_prompt=generate, tools=tools)
         return ids
 
-    def sampling_params(self, values: Mapping[str, Any], structure: Mapping[str, Any] | None, param: str) -> Any:
-        """`SamplingParams`, bound to ``structure`` (one of json, json_object, regex, grammar) if there is one.
+    def sampling_params(self, values: Mapping[str, Any], structure: Any, param: str) -> SamplingParams:
+        """`SamplingParams`, bound to ``structure`` if there is one.
 
+        structure: what `forced_call` gave; or one of json, json_object, regex and grammar, with its value.
         param: the field of the request that asks for it. Raises SamplingParamsError, or APIError if this build cannot.
         """
         if structure is None:
@@ -119,7 +120,13 @@ class EngineAdapter:
         structured = _attribute("outrider.core.structured", "StructuredOutputs")
         if structured is None or "structured_outputs" not in {item.name for item in fields(SamplingParams)}:
             raise not_available("structured output", param)
-        return SamplingParams(**{**values, "structured_outputs": structured(**structure)})
+        if isinstance(structure, Mapping):
+            structure = structured(**structure)
+        params = SamplingParams(**{**values, "structured_outputs": structure})
+        prepare = _attribute("outrider.grammar", "prepare")
+        if prepare is not None:  # compiled here, not under the lock that all new requests go through
+            prepare(self._llm.model, params)
+        return params
 
     def new_request(
         self,
@@ -193,24 +200,28 @@ class EngineAdapter:
 
     # -- tool calls ----------------------------------------------------------------------------------------------------
 
-    def tool_parser(self) -> ToolStream:
-        """Reads the calls in one answer. Raises APIError if this build, or this model, has none."""
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        """Reads the calls in one answer. Raises a UsageError if the model knows no tools, APIError if this build has
+        none.
+        """
         parser = _attribute("outrider.chat.tools", "ToolCallParser")
         if parser is None:
             raise not_available("tools", "tools")
-        return ToolStream(parser.for_model(self._llm.model))
+        return ToolReader(parser.for_model(self._llm.model, tools))
 
-    def forced_call(self, tools: Sequence[Mapping[str, Any]], function: str | None) -> Mapping[str, Any]:
-        """The structure of an answer that must call ``function``, or any of the tools if it is None."""
-        constraint = _attribute("outrider.chat.tools", "forced_call")
+    def forced_call(self, tools: Sequence[Mapping[str, Any]], choice: Any, parallel: bool) -> Any:
+        """What holds an answer to a call, "required" or of a named tool; None where the model is free.
+
+        Raises a UsageError or APIError, as `tool_reader`.
+        """
+        constraint = _attribute("outrider.chat.tools", "constraint")
         if constraint is None:
-            raise not_available("tool_choice other than none and auto", "tool_choice")
-        structure: Mapping[str, Any] = constraint(self._llm.model, tools, function)
-        return structure
+            raise not_available("tool_choice", "tool_choice")
+        return constraint(self._llm.model, tools, choice, parallel=parallel)
 
 
-class ToolStream:
-    """Splits one answer, as it comes, into content and calls."""
+class ToolReader:
+    """Splits one answer into content and calls: at once, or as it comes. calls: how many there have been so far."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
@@ -224,16 +235,16 @@ class ToolStream:
 
     def feed(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCallPiece]]:
         """New content and new pieces of calls; ``last``: the answer ends with this text."""
-        events = list(self._parser.feed(text))
-        if last:
-            events += self._parser.finish()
+        events = [*self._parser.feed(text), *(self._parser.finish() if last else ())]
         content, pieces = "", []
         for event in events:
-            if isinstance(event, str):
-                content += event
+            if hasattr(event, "text"):
+                content += event.text
+            elif hasattr(event, "name"):
+                self.calls = event.index + 1
+                pieces.append(ToolCallPiece(event.index, event.id, event.name))
             else:
-                self.calls = max(self.calls, event.index + 1)
-                pieces.append(ToolCallPiece(event.index, event.id, event.name, event.arguments))
+                pieces.append(ToolCallPiece(event.index, arguments=event.arguments))
         return content, pieces
 
 

@@ -44,7 +44,7 @@ COUNTERS = {
     "accept_seconds": ("accept_seconds", "Seconds in acceptance and sampling"),
     "engine_seconds": ("engine_seconds", "Seconds in the rest of the rounds"),
     "drafter_failures": ("drafter_failures", "Drafts lost because a drafter failed"),
-    "rounds": ("rounds", "Rounds, counted once for each request in them"),
+    "rounds": ("rounds", "Passes of the target over a batch"),
 }
 """Name after the prefix -> field of `EngineStats`, and help."""
 

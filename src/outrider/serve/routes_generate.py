@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from outrider.serve.errors import APIError
 from outrider.serve.openapi import accepts, answers
 from outrider.serve.protocol.answers import ChatCompletion, Completion
-from outrider.serve.protocol.chat import ChatRequest
+from outrider.serve.protocol.chat import ChatRequest, ForcedTool
 from outrider.serve.protocol.completions import CompletionRequest
 from outrider.serve.protocol.sampling import SamplingFields
 from outrider.serve.respond import EventStream, respond
@@ -47,8 +45,8 @@ async def chat_completions(http: Request) -> Response:
     call = service.enter(http)
     body = await service.body(http, ChatRequest, call)
     tools = tool_dicts(body)
-    messages = message_dicts(body.messages)
-    parsers = [service.adapter.tool_parser() for _ in range(body.choices)] if tools else None
+    messages = [message.template_form() for message in body.messages]
+    readers = [service.adapter.tool_reader(tools) for _ in range(body.choices)] if tools else None
 
     def work() -> Work:
         structure, param = structure_of({**_extras(body), **_chat_structures(service, body, tools)})
@@ -56,21 +54,13 @@ async def chat_completions(http: Request) -> Response:
         return Work([service.encode_chat(messages, tools)], params)
 
     generation = await service.generate(body, body.choices, work, call)
-    return await _answer(http, body, generation, ChatWriter(body, service.adapter.tokenizer, parsers), call)
+    return await _answer(http, body, generation, ChatWriter(body, service.adapter.tokenizer, readers), call)
 
 
 async def _answer(http: Request, body: SamplingFields, generation: Any, writer: Writer, call: Call) -> Response:
     if body.stream:
         return EventStream(generation, writer, call.deadline)
     return await respond(http.receive, generation, writer, call.deadline)
-
-
-def message_dicts(messages: Any) -> list[dict[str, Any]]:
-    """Messages as chat templates want them. Raises APIError (400) for a call with unreadable arguments."""
-    try:
-        return [message.template_form() for message in messages]
-    except ValueError as error:
-        raise APIError(400, str(error), param="messages", code="invalid_value") from None
 
 
 def tool_dicts(body: ChatRequest) -> list[dict[str, Any]]:
@@ -80,21 +70,20 @@ def tool_dicts(body: ChatRequest) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools]
 
 
-def _extras(body: SamplingFields) -> dict[str, Mapping[str, Any] | None]:
+def _extras(body: SamplingFields) -> dict[str, Any]:
     return {
         "regex": {"regex": body.regex} if body.regex is not None else None,
         "grammar": {"grammar": body.grammar} if body.grammar is not None else None,
     }
 
 
-def _chat_structures(
-    service: Service, body: ChatRequest, tools: list[dict[str, Any]]
-) -> dict[str, Mapping[str, Any] | None]:
-    found: dict[str, Mapping[str, Any] | None] = {}
+def _chat_structures(service: Service, body: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     wanted = body.response_format
     if wanted is not None and wanted.type != "text":
         schema = wanted.json_schema
         found["response_format"] = {"json": schema.schema_} if schema is not None else {"json_object": True}
-    if body.tool_choice == "required" or body.forced_function is not None:
-        found["tool_choice"] = service.adapter.forced_call(tools, body.forced_function)
+    if tools and body.tool_choice not in (None, "auto"):
+        choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, ForcedTool) else body.tool_choice
+        found["tool_choice"] = service.adapter.forced_call(tools, choice, body.parallel_tool_calls is not False)
     return found

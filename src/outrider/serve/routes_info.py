@@ -12,7 +12,6 @@ from outrider.serve.errors import APIError
 from outrider.serve.openapi import accepts, answers
 from outrider.serve.protocol.answers import ModelCard, ModelList, State, Text, Tokens
 from outrider.serve.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from outrider.serve.routes_generate import message_dicts
 from outrider.serve.service import Service
 from outrider.serve.texts import token_text
 
@@ -59,7 +58,7 @@ async def tokenize(http: Request) -> Response:
     def encode() -> list[int]:
         if body.messages is not None:
             generate = body.add_generation_prompt is not False
-            return service.encode_chat(message_dicts(body.messages), [], generate=generate)
+            return service.encode_chat([message.template_form() for message in body.messages], [], generate=generate)
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
     ids = await asyncio.to_thread(encode)

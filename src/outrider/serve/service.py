@@ -173,8 +173,8 @@ def seeded(params: SamplingParams, seed: int | None, choices: int) -> list[Sampl
     return [replace(params, seed=(seed + index) % _SEEDS) for index in range(choices)]
 
 
-def structure_of(given: Mapping[str, Mapping[str, Any] | None]) -> tuple[Mapping[str, Any] | None, str]:
-    """The one structure among those that fields of a request ask for, and that field.
+def structure_of(given: Mapping[str, Any]) -> tuple[Any, str]:
+    """The one structure among those that fields of a request ask for (None: it does not), and that field.
 
     Raises APIError (400) if there are several.
     """

@@ -24,7 +24,7 @@ from outrider.serve.usage import usage
 if TYPE_CHECKING:
     from outrider.engine.outputs import RequestOutput
     from outrider.models.tokenizer import Tokenizer
-    from outrider.serve.engine_adapter import ToolCallPiece, ToolStream
+    from outrider.serve.engine_adapter import ToolCallPiece, ToolReader
     from outrider.serve.generation import Piece
     from outrider.serve.protocol.chat import ChatRequest
     from outrider.serve.protocol.completions import CompletionRequest
@@ -150,7 +150,7 @@ class ChatWriter(Writer):
     kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, tools: Sequence[ToolStream] | None) -> None:
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, tools: Sequence[ToolReader] | None) -> None:
         super().__init__(body, tokenizer)
         self._tools = tools
         self._with_logprobs = bool(body.logprobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads the standard one from Python 3.12 on
 
@@ -187,4 +187,3 @@ class State(TypedDict):
     """Answer of /health and /ready."""
 
     status: str
-    detail: NotRequired[dict[str, Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +9,7 @@ from pydantic import Field, model_validator
 from outrider.serve.protocol.base import Body, refuse
 from outrider.serve.protocol.sampling import SamplingFields
 
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 Labels = Annotated[dict[str, str], Field(max_length=16)]
 
 
@@ -34,20 +33,6 @@ class CalledTool(Body):
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"]
     function: CalledFunction
-
-    def template_form(self) -> dict[str, Any]:
-        """As chat templates want it: with the arguments as an object."""
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError(f"the arguments of the call {self.id!r} are not a JSON object")
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.function.name, "arguments": arguments},
-        }
 
 
 class ChatMessage(Body):
@@ -77,7 +62,7 @@ class ChatMessage(Body):
         return self
 
     def template_form(self) -> dict[str, Any]:
-        """As chat templates want it. Raises ValueError for a call whose arguments are no JSON object."""
+        """As chat templates want it."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
@@ -89,7 +74,7 @@ class ChatMessage(Body):
         if self.name is not None:
             form["name"] = self.name
         if self.tool_calls:
-            form["tool_calls"] = [call.template_form() for call in self.tool_calls]
+            form["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
             form["tool_call_id"] = self.tool_call_id
         return form
@@ -169,7 +154,7 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | ForcedTool | None = Field(
         None, description="none, auto, required, or the function to call"
     )
-    parallel_tool_calls: bool | None = Field(None, description="false is refused where there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false needs a forced call")
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = Field(None, description="nothing is stored")
     metadata: Labels | None = Field(None, description="without effect")
@@ -187,18 +172,14 @@ class ChatRequest(SamplingFields):
             raise refuse("top_logprobs needs logprobs=true", "top_logprobs")
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise refuse("tool_choice needs tools", "tool_choice")
-        if self.tools and self.parallel_tool_calls is False:
-            raise refuse("parallel_tool_calls=false is not supported: a model may call several", "parallel_tool_calls")
+        if self.tools and self.parallel_tool_calls is False and self.tool_choice in (None, "auto"):
+            why = "a model that is free to call may call several times; it works with a tool_choice that forces a call"
+            raise refuse(f"parallel_tool_calls=false is not supported: {why}", "parallel_tool_calls")
         if isinstance(self.tool_choice, ForcedTool):
             known = [tool.function.name for tool in self.tools or ()]
             if self.tool_choice.function.name not in known:
                 raise refuse(f"tool_choice names none of the tools ({', '.join(known)})", "tool_choice")
         return self
-
-    @property
-    def forced_function(self) -> str | None:
-        """The one function that must be called, if one is named."""
-        return self.tool_choice.function.name if isinstance(self.tool_choice, ForcedTool) else None
 
     def sampling_values(self) -> dict[str, Any]:
         return {

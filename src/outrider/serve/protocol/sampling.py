@@ -25,14 +25,17 @@ class Speculative(Body):
     method: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="a drafter, or several joined by +; none switches speculation off"
     )
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="draft nodes verified per round at most"
     )
 
     @model_validator(mode="after")
-    def _says_something(self) -> Speculative:
+    def _says_something_once(self) -> Speculative:
         if self.method is None and self.num_speculative_tokens is None:
             raise refuse("speculative needs method, num_speculative_tokens or both", "speculative")
+        members = (self.method or "").split("+")
+        if len(set(members)) < len(members):
+            raise refuse(f"speculative.method names a drafter twice: {self.method}", "speculative")
         return self
 
 
