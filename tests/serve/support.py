@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import http.client
 import json
 import threading
 import time
@@ -220,3 +221,10 @@ def get(running: Running, path: str, headers: dict[str, str] | None = None) -> t
     with answer:
         text = answer.read()
         return answer.status, json.loads(text) if text else None
+
+
+def begin(running: Running, body: dict[str, Any]) -> http.client.HTTPConnection:
+    """A connection over which a completion was asked for, its answer not read yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection

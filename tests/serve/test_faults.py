@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import math
@@ -19,7 +18,7 @@ from outrider import SamplingParams
 from outrider.core.config import SpeculativeConfig
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
-from tests.serve.support import Running, circling, endless, get, lively, open_llm, post, serving
+from tests.serve.support import begin, circling, endless, get, lively, open_llm, post, serving
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "The quick", "max_tokens": 30, "temperature": 0}
 
@@ -133,12 +132,6 @@ def test_a_request_that_the_engine_loses_does_not_hang(caplog: pytest.LogCapture
         assert post(running, "/v1/completions", BODY)[0] == 500
         running.service.adapter.submit = submit  # type: ignore[method-assign]
         assert post(running, "/v1/completions", BODY)[0] == 200
-
-
-def begin(running: Running, body: dict[str, Any]) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    return connection
 
 
 def test_fifty_of_a_hundred_clients_are_killed(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from typing import Any
 
 import pytest
 
 from outrider.core.config import SpeculativeConfig
-from tests.serve.support import circling, open_llm, post, serving
+from tests.serve.support import begin, circling, open_llm, post, serving
 
 SHARED = [
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket"),
@@ -73,14 +74,15 @@ def test_the_names_are_those_that_dashboards_know() -> None:
 def test_running_requests_can_be_seen() -> None:
     with serving(open_llm(circling, "none", max_batch_size=1)) as running:
         running.target.pause = 0.02
-        client = running.client()
-        streams = [client.completions.create(model="tiny", prompt="x", max_tokens=200, stream=True) for _ in range(2)]
-        next(iter(streams[0]))
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 200}
+        clients = [begin(running, body) for _ in range(2)]
+        while running.service.engine.in_flight < 2 or not running.target.open_sequences:
+            time.sleep(0.01)
         found = running.metrics()
         assert (found["outrider:num_requests_running"], found["outrider:num_requests_waiting"]) == (1, 1)
         assert 0 < found["outrider:kv_cache_usage_perc"] < 1
-        for stream in streams:
-            stream.close()
+        for client in clients:
+            client.close()
         assert running.settled()
         assert running.metrics()["outrider:num_requests_running"] == 0
 

@@ -81,12 +81,12 @@ def from_outrider(error: OutriderError) -> APIError:
 def from_validation(error: ValidationError) -> APIError:
     """What is wrong with a request's body, and the field it is in.
 
-    Of the errors that a field with several forms has, one of our own words comes first, then the one found deepest: it
-    is about the form that was meant.
+    Of the errors that a field with several forms has, one of our own words comes first, then the one found deepest,
+    which is about the form that was meant, and then one about a value rather than its type.
     """
     found = error.errors(include_url=False, include_input=False)
     here = [entry for entry in found if entry["loc"][:1] == found[0]["loc"][:1]]
-    best = max(here, key=lambda entry: (entry["type"] == "outrider", len(entry["loc"])))
+    best = max(here, key=_tells_most)
     path = [str(part) for part in best["loc"] if not _is_union_tag(part)]
     if best["type"] == "outrider":
         context = best["ctx"]
@@ -96,6 +96,10 @@ def from_validation(error: ValidationError) -> APIError:
         return APIError(400, f"{param} has none of the forms it may have", param=param, code="invalid_value")
     code = "missing_required_parameter" if best["type"] == "missing" else "invalid_value"
     return APIError(400, f"{'.'.join(path) or 'the body'}: {best['msg']}", param=param, code=code)
+
+
+def _tells_most(entry: Mapping[str, Any]) -> tuple[bool, int, bool]:
+    return entry["type"] == "outrider", len(entry["loc"]), not entry["type"].endswith("_type")
 
 
 def _is_union_tag(part: str | int) -> bool:

@@ -35,15 +35,16 @@ class Body(BaseModel):
         if not isinstance(values, dict):
             return values
         kept = dict(values)
+        known = [item.alias or name for name, item in cls.model_fields.items()]
         for name in values:
-            if name in cls.model_fields:
+            if name in known:
                 continue
             if name in cls.refused:
                 if kept.pop(name) is not None:
                     raise refuse(f"{name} is not supported: {cls.refused[name]}", name)
                 continue
-            near = difflib.get_close_matches(name[:64], cls.model_fields, n=1, cutoff=0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(sorted(cls.model_fields))}."
+            near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(sorted(known))}."
             raise refuse(f"unknown field {name[:64]!r}{hint}", name[:64])
         return kept
 
