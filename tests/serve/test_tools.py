@@ -19,6 +19,7 @@ from outrider.models.loader import Model
 from outrider.models.tokenizer import Tokenizer
 from tests.serve import support
 from tests.serve.support import Running, endless, open_llm, serving
+from tests.serve.support import model as plain_model
 from tests.support.tokenizers import trained
 
 HAS_STRUCTURE = find_spec("outrider.core.structured") is not None
@@ -61,7 +62,7 @@ SCHEMA = {
 def tool_model() -> Model:
     end = trained("qwen2").token_to_id("<|im_end|>")
     own = Tokenizer(trained("qwen2"), end_ids=(end,), chat_template=ChatTemplate(TEMPLATE, {}), where="tests")
-    return replace(support.model(), tokenizer=own)
+    return replace(plain_model(), tokenizer=own)
 
 
 def scripted(text: str) -> support.Logits:
@@ -233,11 +234,14 @@ def test_structured_answers_are_valid_or_cut_by_the_limit(
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"extra_body": {"regex": "("}}, None),
-        ({"extra_body": {"grammar": "root ::="}}, None),
+        ({"extra_body": {"regex": "("}}, "regex"),
+        ({"extra_body": {"grammar": "root ::="}}, "grammar"),
         ({"extra_body": {"regex": "a", "grammar": 'root ::= "a"'}}, "regex"),
         ({"response_format": {"type": "json_object"}, "extra_body": {"regex": "a"}}, "regex"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}}, None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}},
+            "response_format",
+        ),
     ],
 )
 def test_structures_that_cannot_be(client: OpenAI, options: dict[str, Any], param: str | None) -> None:

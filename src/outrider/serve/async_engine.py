@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FAILURES_TO_GIVE_UP = 3
+_FAILURES_TO_GIVE_UP = 10
+"""More than the times that a client sends again, of its own accord, a request that breaks every round it is in."""
+
 _EMPTY_ROUNDS_TO_FAIL = 100
 _STATS_PATIENCE = 2.0
 
@@ -200,8 +202,14 @@ class AsyncEngine:
         for ticket in self._tickets.values():
             if ticket.started is None and (self._adapter.has_started(ticket.request) or ticket.request.id in stepped):
                 ticket.started = began
-        self._hand_over([t for t in self._tickets.values() if t.request.id in stepped or t.request.finished])
-        self._watch(bool(stepped))
+        touched = [t for t in self._tickets.values() if t.request.id in stepped or t.request.finished]
+        broken = [t.request.error for t in touched if self._adapter.broke_down(t.request)]
+        self._hand_over(touched)
+        if broken:
+            log.error("a round failed, and %d requests that were in it: %s", len(broken), broken[0])
+            self._count_failure()
+        else:
+            self._watch(bool(stepped))
 
     def _watch(self, progress: bool) -> None:
         """Notice requests that the engine has lost, so that nobody waits for them for ever."""
@@ -217,10 +225,13 @@ class AsyncEngine:
         """End requests because their round failed; all of them if none is known to have been in it."""
         tickets = tickets or list(self._tickets.values())
         self._empty_rounds = 0
-        self._failures += 1
         for ticket in tickets:
             self._adapter.abort(ticket.request)
         self._hand_over(tickets, failed=True)
+        self._count_failure()
+
+    def _count_failure(self) -> None:
+        self._failures += 1
         if self._failures >= _FAILURES_TO_GIVE_UP:
             raise RuntimeError(f"{self._failures} rounds in a row have failed")
 

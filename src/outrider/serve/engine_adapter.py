@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.core.errors import UsageError
 from outrider.core.sampling import SamplingParams
 from outrider.engine.outputs import SpeculationStats
-from outrider.serve.errors import not_available
+from outrider.serve.errors import APIError, not_available
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
@@ -113,20 +114,22 @@ class EngineAdapter:
         """`SamplingParams`, bound to ``structure`` if there is one.
 
         structure: what `forced_call` gave; or one of json, json_object, regex and grammar, with its value.
-        param: the field of the request that asks for it. Raises SamplingParamsError, or APIError if this build cannot.
+        param: the field of the request that asks for it. Raises SamplingParamsError, or APIError if it cannot be done.
         """
         if structure is None:
             return SamplingParams(**values)
         structured = _attribute("outrider.core.structured", "StructuredOutputs")
         if structured is None or "structured_outputs" not in {item.name for item in fields(SamplingParams)}:
             raise not_available("structured output", param)
-        if isinstance(structure, Mapping):
-            structure = structured(**structure)
-        params = SamplingParams(**{**values, "structured_outputs": structure})
-        prepare = _attribute("outrider.grammar", "prepare")
-        if prepare is not None:  # compiled here, not under the lock that all new requests go through
-            prepare(self._llm.model, params)
-        return params
+        try:
+            if isinstance(structure, Mapping):
+                structure = structured(**structure)
+            prepare = _attribute("outrider.grammar", "prepare")
+            if prepare is not None:  # compiled here, not under the lock that all new requests go through
+                prepare(self._llm.model, SamplingParams(**{"structured_outputs": structure}))
+        except UsageError as error:
+            raise APIError(400, str(error), param=param, code="invalid_value") from None
+        return SamplingParams(**{**values, "structured_outputs": structure})
 
     def new_request(
         self,
@@ -158,6 +161,10 @@ class EngineAdapter:
     def has_started(self, request: Request) -> bool:
         """Whether the request holds a place in the batch."""
         return request.seq is not None
+
+    def broke_down(self, request: Request) -> bool:
+        """Whether the request ended because the engine failed, and not because of what it asked for."""
+        return request.finished and is_internal(request.error)
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
@@ -246,6 +253,14 @@ class ToolReader:
             else:
                 pieces.append(ToolCallPiece(event.index, arguments=event.arguments))
         return content, pieces
+
+
+def is_internal(error: str | None) -> bool:
+    """Whether an error of a request is one that nobody foresaw: it then begins with the class of what was raised.
+
+    Its words are for the log. Those of our own errors begin in lower case, and are for the client as well.
+    """
+    return error is not None and re.match(r"[A-Z]\w*: ", error) is not None
 
 
 def _attribute(module: str, name: str) -> Any:

@@ -53,9 +53,12 @@ def not_available(what: str, param: str) -> APIError:
     return APIError(400, f"{what} is not available in this build", param=param, code="unsupported_parameter")
 
 
-def engine_failed() -> APIError:
-    """The round that a request was in has failed. The reason is in the server's log, not in the answer."""
-    return APIError(500, "the engine failed while it worked on this request; it may be sent again", kind="server_error")
+def engine_failed(why: str | None = None) -> APIError:
+    """A request could not be answered. why: in the engine's own words; None: the reason is for the log alone."""
+    message = (
+        f"the request could not go on: {why}" if why else "the engine failed on this request; it may be sent again"
+    )
+    return APIError(500, message, kind="server_error")
 
 
 def timed_out(seconds: float) -> APIError:

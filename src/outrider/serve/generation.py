@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.serve.errors import APIError, engine_failed
+from outrider.serve.engine_adapter import is_internal
+from outrider.serve.errors import engine_failed
 
 if TYPE_CHECKING:
     from outrider.engine.outputs import RequestOutput, TokenLogprob
@@ -87,7 +88,7 @@ class Generation:
                 raise self._reason
             if output is not None and output.finish_reason == "error":
                 self.abort()
-                raise APIError(500, f"the request could not go on: {output.error}", kind="server_error")
+                raise engine_failed(None if is_internal(output.error) else output.error)
             left -= piece.last
             yield piece
 
