@@ -62,7 +62,8 @@ SCHEMA = {
 def tool_model() -> Model:
     end = trained("qwen2").token_to_id("<|im_end|>")
     own = Tokenizer(trained("qwen2"), end_ids=(end,), chat_template=ChatTemplate(TEMPLATE, {}), where="tests")
-    return replace(plain_model(), tokenizer=own)
+    plain = plain_model()
+    return replace(plain, tokenizer=own, config=replace(plain.config, max_position=1024))
 
 
 def scripted(text: str) -> support.Logits:
