@@ -100,7 +100,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def ask(client: OpenAI, **options: Any) -> Any:
     messages: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
     return client.chat.completions.create(
-        **{"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 120, **options}
+        **{"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 240, **options}
     )
 
 
