@@ -17,7 +17,7 @@ NATIVE := $(shell find src/native -name '*.cpp' -o -name '*.h')
 PACKAGE := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-native check bench format clean
+.PHONY: help run test test-native test-sanitize check bench format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -34,6 +34,11 @@ test-native: $(DEV_READY)  ## build and run the C++ tests alone
 	$(BIN)/cmake -S . -B build/tests -DOUTRIDER_PYTHON=OFF -DOUTRIDER_TESTS=ON
 	$(BIN)/cmake --build build/tests --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/tests --output-on-failure
+
+test-sanitize: $(DEV_READY)  ## the same with AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/cmake -S . -B build/sanitize -DOUTRIDER_PYTHON=OFF -DOUTRIDER_TESTS=ON -DOUTRIDER_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
 
 check: $(DEV_READY)  ## ruff, clang-format, mypy --strict, and the tests of layout and docs
 	$(BIN)/python -m ruff check .

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "LLM": "outrider.engine.llm",
     "SamplingParams": "outrider.core.sampling",
+    "StructuredOutputs": "outrider.core.structured",
     "SpeculativeConfig": "outrider.core.config",
     "EngineConfig": "outrider.core.config",
     "RequestOutput": "outrider.engine.outputs",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.core.config import EngineConfig, SpeculativeConfig
     from outrider.core.errors import OutriderError, UsageError
     from outrider.core.sampling import SamplingParams
+    from outrider.core.structured import StructuredOutputs
     from outrider.engine.llm import LLM
     from outrider.engine.outputs import Delta, RequestOutput, SpeculationStats
 
@@ -39,6 +41,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationStats",
     "SpeculativeConfig",
+    "StructuredOutputs",
     "UsageError",
 ]
 

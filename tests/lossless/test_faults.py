@@ -1,4 +1,4 @@
-"""One test, or more, for each fault that the field has seen (the numbers are those of docs/architecture.md).
+"""One test, or more, for each fault that the field has seen (the numbers are those of docs/faults.md).
 
 The target is a function of the visible history, so that "the same text" is bit for bit and any difference is a fault
 of the engine, of an acceptance rule or of a drafter.
@@ -301,6 +301,16 @@ def test_08_minus_infinity_is_legal_and_nan_is_an_error() -> None:
     assert (ill.finish_reason, ill.token_ids) == ("error", [])
     assert "NaN" in (ill.error or "")
     assert well.finish_reason in ("stop", "length"), "a neighbour's trouble is not its own"
+
+
+def test_08_what_the_drafter_got_around_is_counted_where_it_happened() -> None:
+    class Partly(ChaosDrafter):
+        def take_failures(self) -> frozenset[int]:
+            return frozenset({1})
+
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    well, ill = answers(Partly(), [params, params], prompts=[PROMPT, PROMPT])
+    assert (well.statistics.failures, ill.statistics.failures > 0) == (0, True)
 
 
 def test_08_a_missing_tree_is_counted() -> None:

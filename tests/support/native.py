@@ -13,7 +13,7 @@ import torch
 
 from outrider.models.loader import Model
 from outrider.models.quants import BLOCKS, dequantize
-from outrider.models.weights import RawTensor, TensorWeights, Weights
+from outrider.models.weights import FLOAT_KINDS, RawTensor, TensorWeights, Weights
 from tests.support.models import random_model
 
 ISAS = ("portable", "avx2", "avx512", "amx")
@@ -55,6 +55,9 @@ class RawWeights(Weights):
 
     def names(self) -> Iterable[str]:
         return self._raw
+
+    def are_floats(self) -> bool:
+        return all(raw.kind in FLOAT_KINDS for raw in self._raw.values())
 
     def raw(self, name: str) -> RawTensor:
         return self._raw[name]

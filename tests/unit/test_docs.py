@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import runpy
 import shlex
@@ -63,6 +64,18 @@ def test_tables_match_the_code() -> None:
 def test_a_stale_table_would_be_found() -> None:
     generated = runpy.run_path(str(ROOT / "docs" / "fields.py"))["generated"]
     assert "`method`" in generated("<!-- table: SpeculativeConfig -->\nold\n<!-- end -->")
+
+
+def test_faults_are_held_off_by_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), re.M)
+    names = re.findall(r"^def (test_\w+)", (ROOT / "tests/lossless/test_faults.py").read_text(encoding="utf-8"), re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 18))
+    for number, tests in rows:
+        listed = re.findall(r"`([^`]+)`", tests)
+        assert listed, f"nothing holds fault {number} off"
+        for entry in listed:
+            found = fnmatch.filter(names, entry) if entry.startswith("test_") else (ROOT / entry).exists()
+            assert found, f"fault {number}: {entry} is not there"
 
 
 def test_listed_benchmarks_exist() -> None:

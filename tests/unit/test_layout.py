@@ -21,7 +21,7 @@ LAYERS = (
     ("bench", "audit", "train", "interop"),
     ("engine",),
     ("drafters", "acceptance"),
-    ("executors",),
+    ("executors", "grammar", "chat"),
     ("models",),
     ("core",),
 )
@@ -46,6 +46,8 @@ HEAVY = (
     "tqdm",
     "fastapi",
     "pydantic",
+    "matplotlib",
+    "xgrammar",
 )
 """What ``outrider --help`` must not pay for."""
 

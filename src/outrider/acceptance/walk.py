@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.acceptance.base import Candidate, Verdict
+from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.gumbel import gumbel_argmax
 from outrider.core.tree import ROOT
 
@@ -22,14 +23,24 @@ def own_token(candidate: Candidate, node: int, path: Sequence[int]) -> int:
 
 
 def follow(candidate: Candidate) -> Verdict:
-    """Go down the tree as long as a child holds the target's own token. Rows off this path are not read."""
+    """Go down the tree as long as a child holds the target's own token. Rows off this path are not read.
+
+    Where nothing can follow (broken logits, or a mask that rules all out) the walk ends with the token before, so that
+    the request fails where plain decoding would have it fail, with the same tokens. Raises NonFiniteLogitsError if that
+    is the root.
+    """
     tree = candidate.tree
     child = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     nodes: list[int] = []
     tokens: list[int] = []
     node: int | None = ROOT
     while node is not None:
-        token = own_token(candidate, node, tokens)
+        try:
+            token = own_token(candidate, node, tokens)
+        except NonFiniteLogitsError:
+            if node == ROOT:
+                raise
+            return Verdict(tuple(nodes[:-1]), tokens[-1])
         node = child.get((node, token))
         if node is not None:
             nodes.append(node)

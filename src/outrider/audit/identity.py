@@ -8,7 +8,7 @@ each other; anything else is a difference. After either, the rest of the two ans
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import numpy as np
 from outrider.core.noise import gumbel
 from outrider.core.sampling import SamplingState
 from outrider.executors.base import Segment
+from outrider.grammar import mask_for
 
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
@@ -25,6 +26,21 @@ if TYPE_CHECKING:
 
 NEAR_TIE = 1e-4
 """Logits closer than this may change places by float32 rounding alone."""
+MOST_FLIPS = 1 / 2000
+"""Near-ties that a run may show, as a share of its tokens."""
+METHODS = ("ngram", "suffix", "recycle", "suffix+recycle", "draft_model")
+"""What an audit of a model goes through: every drafter, and a cascade."""
+KINDS: Mapping[str, Mapping[str, float]] = {
+    "greedy": {},
+    "sampled": {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.2,
+    },
+}
+"""Sampling parameters that an audit runs under, by name."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,11 @@ class IdentityReport:
     def identical(self) -> bool:
         return not self.differences and not self.near_ties
 
+    @property
+    def passes(self) -> bool:
+        """No difference, and no more near-ties than `MOST_FLIPS` allows (one in any case)."""
+        return not self.differences and len(self.near_ties) <= max(1.0, MOST_FLIPS * self.tokens)
+
     def __str__(self) -> str:
         verdict = "identical" if self.identical else f"{len(self.differences)} differences"
         ties = f", {len(self.near_ties)} near-ties" if self.near_ties else ""
@@ -73,7 +94,7 @@ def compare(
     differences: list[Difference] = []
     near_ties: list[Difference] = []
     for number, (own, left, right) in enumerate(zip(params, expected, found, strict=True)):
-        position = _first_difference(left.token_ids, right.token_ids)
+        position = left.first_difference(right)
         if position is None:
             tokens += len(left.token_ids)
             continue
@@ -83,13 +104,6 @@ def compare(
         difference = Difference(number, position, pair[0], pair[1], margin)
         (near_ties if margin < near_tie else differences).append(difference)
     return IdentityReport(len(expected), tokens, tuple(differences), tuple(near_ties))
-
-
-def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    for position in range(max(len(left), len(right))):
-        if _token_at(left, position) != _token_at(right, position):
-            return position
-    return None
 
 
 def _token_at(tokens: Sequence[int], position: int) -> int:
@@ -114,7 +128,8 @@ def _margin(llm: LLM, params: SamplingParams, answer: RequestOutput, position: i
         executor.close(seq)
     # At temperature 1 the log-probabilities of the greedy transform differ by what the logits differ by.
     scored = replace(params, temperature=1.0) if params.greedy else params
-    state = SamplingState(replace(scored, seed=answer.seed), llm.model.config.vocab_size, prompt, _ends(llm))
+    mask = mask_for(llm.model, params)
+    state = SamplingState(replace(scored, seed=answer.seed), llm.model.config.vocab_size, prompt, _ends(llm), mask)
     for token in output:
         state.commit(token)
     scores = state.logprobs(logits)[list(pair)].numpy().astype(np.float64)

@@ -25,6 +25,8 @@ DEFINITIONS = {
     "mean_acceptance_length": "committed tokens / rounds, counting only tokens that the request emitted",
     "acceptance_by_position": "for depth 1, 2, …: rounds whose accepted path reached that depth / rounds that "
     "verified a draft",
+    "rounds_by_draft": "[draft tokens verified, of them accepted, rounds in which it came to that], for each pair "
+    "that came up; plain rounds are [0, 0, …]",
     "draft_seconds": "time in the drafter, learning from committed tokens included",
     "verify_seconds": "time in the target's forward passes, prefill included",
     "accept_seconds": "time in acceptance and sampling",
@@ -75,14 +77,6 @@ def acceptance_by_position(stats: SpeculationStats) -> list[float]:
     return [count / stats.drafted_rounds for count in stats.accepted_by_position]
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token at which two answers differ (one may just be longer); None if they are equal."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def statistics_record(stats: SpeculationStats) -> dict[str, Any]:
     """Counts, times and ratios of speculation as plain values, for JSON."""
     return {
@@ -95,6 +89,7 @@ def statistics_record(stats: SpeculationStats) -> dict[str, Any]:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_by_position": acceptance_by_position(stats),
         "accepted_by_position": list(stats.accepted_by_position),
+        "rounds_by_draft": [[*outcome, rounds] for outcome, rounds in sorted(stats.rounds_by_draft.items())],
         "drafted_by_source": dict(stats.drafted_by_source),
         "accepted_by_source": dict(stats.accepted_by_source),
         "failures": stats.failures,

@@ -273,13 +273,13 @@ def _as_json(record: Mapping[str, Any]) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError if `save` could not write to ``path``: better before a long run than after it."""
+    """Raise UsageError if a file could not be written to ``path``: better before a long run than after it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         part.touch()
         part.unlink()
     except OSError as error:
-        raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from None
+        raise UsageError(f"cannot write to {path}: {error.strerror}; choose another place") from None
     if path.is_dir():
-        raise UsageError(f"cannot write the results to {path}: it is a folder; choose another --output")
+        raise UsageError(f"cannot write to {path}: it is a folder; choose another place")

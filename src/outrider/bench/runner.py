@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from outrider.bench.measure import first_difference
 from outrider.bench.methods import Method, baseline
 from outrider.core.sampling import MAX_SEED
 
@@ -172,6 +171,6 @@ def _answer(engine: LLM, messages: list[Message], params: SamplingParams, tenant
 def _row(
     prompt: Prompt, turn: int, label: str, order: int, output: RequestOutput, reference: RequestOutput | None
 ) -> Row:
-    differs = first_difference(reference.token_ids, output.token_ids) if reference else None
+    differs = reference.first_difference(output) if reference else None
     identical = differs is None if reference else None
     return Row(prompt.id, prompt.category, turn, label, order, output, identical, differs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.options import add_model, add_sampling, model_name, open_llm, sampling
 from outrider.cli.parser import given
-from outrider.cli.speculation import check_names
+from outrider.core.config import SpeculativeConfig
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,17 +50,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output", metavar="FILE", type=Path, help="where the results go (default: results/bench-DATE-TIME.json)"
     )
+    group.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="also draw the planner's choices: draft budget against acceptance, and speed-up by category (needs "
+        "matplotlib: pip install 'outrider[plot]')",
+    )
     add_sampling(parser, _DEFAULTS, leave_out=["logprobs"])
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and save; returns 0, 1 if any answer failed, or 130 if the run was interrupted."""
-    from outrider.bench import report
+    from outrider.bench import plot, report
     from outrider.bench.methods import baseline, parse_methods
     from outrider.bench.prompts import load_prompts, select
     from outrider.bench.runner import Settings
     from outrider.bench.runner import run as measure
     from outrider.cli.terminal import note
+    from outrider.engine.names import check_names
 
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit={args.limit} must be at least 1")
@@ -72,9 +80,11 @@ def run(args: argparse.Namespace) -> int:
     prompts = select(load_prompts(args.prompts), categories, args.limit)
     output = args.output or Path("results", time.strftime("bench-%Y%m%d-%H%M%S.json"))
     report.check_output(output)
+    if args.plot is not None:
+        plot.check(args.plot)
     if baseline(methods) is None:
         note("'none' is not among the methods: there will be no speed-up")
-    llm = open_llm(args, methods[0].config)
+    llm = open_llm(args, SpeculativeConfig(method="none"))  # each method gets a drafter of its own
     settings = Settings(params, args.system, args.shared_tenant)
     context = _context(args, llm, methods, settings)
     with _Progress(sum(len(prompt.turns) for prompt in prompts) * len(methods)) as progress:
@@ -82,10 +92,14 @@ def run(args: argparse.Namespace) -> int:
     context["machine"]["read_bytes_per_second_after"] = _bandwidth()
     summaries = report.summarise(result)
     print(report.format_report(summaries))
-    report.save(report.to_record(result, summaries, context), output)
+    record = report.to_record(result, summaries, context)
+    report.save(record, output)
     for failure in result.failures:
         note(f"failed: {failure.prompt_id}, turn {failure.turn}, {failure.method}: {failure.error}")
     note(f"saved {output}")
+    if args.plot is not None:
+        plot.draw(record, args.plot)
+        note(f"drew {args.plot}")
     if result.interrupted:
         return 130
     return 1 if result.failures else 0
@@ -105,6 +119,7 @@ def _context(args: argparse.Namespace, llm: LLM, methods: list[Method], settings
             "dtype": args.dtype,
             "device": args.device,
             "quantization": args.quantization,
+            "quantization_error": asdict(llm.quantization_error) if llm.quantization_error else None,
             "threads": args.threads,
             "engine": given(args, "engine"),
             "methods": {method.label: asdict(method.config) for method in methods},

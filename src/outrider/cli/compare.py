@@ -45,7 +45,7 @@ def compare(llm: LLM, asked: Question, params: SamplingParams, args: argparse.Na
     plain = stream_answer(asked.stream(plain_llm, params), lambda text: None)
     if plain.output is None or plain.interrupted:
         return EXIT_INTERRUPTED
-    at = measure.first_difference(plain.output.token_ids, fast.output.token_ids)
+    at = plain.output.first_difference(fast.output)
     if args.json:
         record = {
             "model": model_name(args),

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from outrider.cli.options import add_model, add_sampling, model_name, open_llm, sampling
+from outrider.cli.options import add_model, add_sampling, add_structured, model_name, open_llm, sampling, structured
 from outrider.cli.question import Question, add_question, question
 from outrider.cli.speculation import add_speculation, speculation
 from outrider.core.errors import ConfigError
@@ -31,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming text")
     add_model(parser, positional=False)
     add_sampling(parser)
+    add_structured(parser)
     add_speculation(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt; returns the exit code."""
     asked = question(args)
-    params = sampling(args)
+    params = sampling(args, structured_outputs=structured(args))
     config = speculation(args)
     if args.json and args.show_drafts:
         raise ConfigError("--json prints no text to colour with --show-drafts; drop one")

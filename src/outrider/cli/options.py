@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.parser import add_fields, given
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.errors import UsageError
 from outrider.core.sampling import SamplingParams
+from outrider.core.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
@@ -47,12 +49,42 @@ def add_sampling(
     leave_out: parameters that would have no effect on what the command shows.
     """
     group = parser.add_argument_group("sampling")
-    add_fields(group, SamplingParams, "sampling", defaults=defaults, leave_out=leave_out)
+    add_fields(group, SamplingParams, "sampling", defaults=defaults, leave_out=[*leave_out, "structured_outputs"])
 
 
-def sampling(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
-    """The sampling parameters that the options ask for. Raises SamplingParamsError."""
-    return SamplingParams(**{**(defaults or {}), **given(args, "sampling")})
+def add_structured(parser: argparse.ArgumentParser) -> None:
+    """Add the options that constrain the output."""
+    options = parser.add_argument_group("structured output", "what the output must look like; at most one of these")
+    group = options.add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE", type=Path, help="JSON that fits the schema in this file")
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--regex", metavar="REGEX", help="text that this regular expression matches as a whole")
+    group.add_argument("--grammar", metavar="FILE", type=Path, help="text of the GBNF grammar in this file")
+    group.add_argument("--choice", metavar="TEXT", action="append", help="this text, or another --choice")
+
+
+def structured(args: argparse.Namespace) -> StructuredOutputs | None:
+    """The constraint that the options ask for, if any. Raises UsageError, SamplingParamsError."""
+    schema, grammar = (None if file is None else _read(file) for file in (args.json_schema, args.grammar))
+    if schema is None and grammar is None and args.regex is None and args.choice is None and not args.json_object:
+        return None
+    return StructuredOutputs(
+        json=schema, json_object=args.json_object, regex=args.regex, grammar=grammar, choice=args.choice
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+
+
+def sampling(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None, **more: Any) -> SamplingParams:
+    """The sampling parameters that the options ask for, and ``more`` of them. Raises SamplingParamsError."""
+    return SamplingParams(**{**(defaults or {}), **given(args, "sampling"), **more})
 
 
 def model_name(args: argparse.Namespace) -> str:
@@ -74,7 +106,7 @@ def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) ->
     model = load_model(model_name(args), progress=sys.stderr.isatty())
     from outrider.engine.llm import LLM
 
-    return LLM(
+    llm = LLM(
         model,
         speculative_config,
         executor=args.executor,
@@ -84,3 +116,8 @@ def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) ->
         threads=args.threads,
         engine_config=engine_config,
     )
+    if llm.quantization_error is not None:
+        from outrider.cli.terminal import note
+
+        note(str(llm.quantization_error))
+    return llm

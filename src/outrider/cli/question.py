@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from outrider.core.sampling import SamplingParams
     from outrider.engine.llm import LLM
@@ -37,7 +37,7 @@ class Question:
             return llm.generate(self.text, params, use_tqdm=False)[0].raise_for_error()
         return llm.chat(self.messages, params, use_tqdm=False)[0].raise_for_error()
 
-    def stream(self, llm: LLM, params: SamplingParams) -> Iterator[Delta]:
+    def stream(self, llm: LLM, params: SamplingParams) -> Generator[Delta]:
         """The answer piece by piece."""
         return llm.stream(self.text, params) if self.raw else llm.stream_chat(self.messages, params)
 

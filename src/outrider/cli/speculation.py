@@ -59,18 +59,10 @@ def speculation(args: argparse.Namespace) -> SpeculativeConfig:
             raise ConfigError(f"{origins[key]} says {key}={values[key]!r}, {origin} says {key}={value!r}; drop one")
         values[key], origins[key] = value, origin
     config = SpeculativeConfig.from_dict(values)
+    from outrider.engine.names import check_names
+
     check_names(config)
     return config
-
-
-def check_names(config: SpeculativeConfig) -> None:
-    """Raise UnknownNameError for a method or acceptance rule that does not exist, before any model is loaded."""
-    from outrider.acceptance import RULES
-    from outrider.drafters import check_method
-
-    for member in config.members:
-        check_method(member)
-    RULES.check(config.acceptance)
 
 
 _Setting = tuple[str, str, Any]

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO
 
 from outrider.bench.measure import tokens_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from outrider.core.sampling import SamplingParams
     from outrider.engine.llm import LLM
@@ -78,7 +78,7 @@ class Answer:
 
 
 def stream_answer(
-    deltas: Iterator[Delta], write: Callable[[str], None], paint: Callable[[Delta], str] | None = None
+    deltas: Generator[Delta], write: Callable[[str], None], paint: Callable[[Delta], str] | None = None
 ) -> Answer:
     """Write an answer piece by piece until it ends, or until Ctrl-C; what was committed is kept.
 
@@ -86,7 +86,7 @@ def stream_answer(
     """
     text: list[str] = []
     output: RequestOutput | None = None
-    with closing(cast("Generator[Delta, None, None]", deltas)):
+    with closing(deltas):
         try:
             for delta in deltas:
                 text.append(delta.text)

@@ -7,9 +7,10 @@ serves the target's p and a drafter's q.
 It works on one row of logits at a time. A reduction over the vocabulary then always has the same shape, and with it the
 same order of additions, however many rows a round has.
 
-The order of steps is that of Hugging Face's `generate` and of vLLM: logit bias, penalties, bans and min_tokens, then
-temperature, top-k, top-p, min-p. Two details differ from one engine to the next, and are settled here: tokens that tie
-with the last one let through are let through as well, and top-p counts probability relative to what top-k left over.
+The order of steps is that of Hugging Face's `generate` and of vLLM: logit bias, penalties, bans, min_tokens and the
+grammar's mask, then temperature, top-k, top-p, min-p. Two details differ from one engine to the next, and are settled
+here: tokens that tie with the last one let through are let through as well, and top-p counts probability relative to
+what top-k left over.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ import numpy.typing as npt
 
 from outrider.core import transform
 from outrider.core.errors import NonFiniteLogitsError, SamplingParamsError, UnknownNameError
+from outrider.core.structured import StructuredOutputs
 from outrider.core.transform import Row
 
 if TYPE_CHECKING:
     import torch
+
+    from outrider.core.mask import TokenMask
 
 MAX_SEED = (1 << 64) - 1
 
@@ -56,6 +60,8 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of the text.
     seed: 0 … 2^64-1; with it the text is reproducible. None: one is drawn, and the result tells which.
     logprobs: also return the target's log-probability of each output token, and of this many most likely ones.
+    structured_outputs: what the output must look like: a JSON schema, a regular expression, a grammar or one of some
+        texts (`StructuredOutputs`, or its fields as a dict).
     """
 
     temperature: float = 0.0
@@ -76,11 +82,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     seed: int | None = None
     logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "banned_token_ids", "stop_token_ids"):
             object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
+        object.__setattr__(self, "structured_outputs", _as_structured(self.structured_outputs))
         self._check_ranges()
         self._check_combinations()
 
@@ -133,6 +141,11 @@ class SamplingParams:
             )
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise SamplingParamsError("stop holds an empty string or something that is not a string; leave it out")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise SamplingParamsError(
+                "structured_outputs ends with the model's end-of-sequence token, which ignore_eos would pass over; "
+                "drop one of them"
+            )
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
@@ -152,6 +165,14 @@ def _as_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise SamplingParamsError(f"logit_bias must map token ids to numbers, not {value!r}")
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
+
+
+def _as_structured(value: Any) -> StructuredOutputs | None:
+    if value is None or isinstance(value, StructuredOutputs):
+        return value
+    if not isinstance(value, Mapping):
+        raise SamplingParamsError(f'structured_outputs must be an object such as {{"regex": "[a-z]+"}}, not {value!r}')
+    return StructuredOutputs.from_dict(value)
 
 
 def _check_range(
@@ -207,8 +228,12 @@ class SamplingState:
         vocab_size: int,
         prompt: Sequence[int] = (),
         end_ids: Sequence[int] = (),
+        mask: TokenMask | None = None,
     ) -> None:
-        """``end_ids``: the model's end-of-sequence tokens. Raises SamplingParamsError for ids beyond the vocabulary."""
+        """``end_ids``: the model's end-of-sequence tokens. ``mask``: what ``structured_outputs`` was compiled to.
+
+        Raises SamplingParamsError for ids beyond the vocabulary.
+        """
         for name, ids in (
             ("banned_token_ids", params.banned_token_ids),
             ("logit_bias", params.logit_bias),
@@ -221,6 +246,7 @@ class SamplingState:
         self.seed = params.seed if params.seed is not None else secrets.randbits(64)
         self.end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(end_ids))
         self.num_prompt_tokens = len(prompt)
+        self._mask = mask
         self._penalises = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
@@ -236,7 +262,7 @@ class SamplingState:
         self._bias = np.array(list(bias.values()), dtype=np.float32)
         self._banned = np.array(sorted({t for t in banned if t < vocab_size}), dtype=np.int64)
         self._ends = np.array(sorted(t for t in self.end_ids if t < vocab_size), dtype=np.int64)
-        plain = not (self._penalises or len(self._bias) or len(self._banned) or params.min_tokens)
+        plain = not (self._penalises or len(self._bias) or len(self._banned) or params.min_tokens or self._mask)
         self.is_argmax = params.greedy and plain
         """Whether the next token is simply the argmax of the raw logits."""
 
@@ -252,6 +278,8 @@ class SamplingState:
     def commit(self, token: int) -> None:
         """Record one emitted token."""
         self._history.append(token)
+        if self._mask is not None:
+            self._mask.commit(token)
 
     def logprobs(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Log-probabilities [V] (float32) of the token that follows ``path``, -inf for those ruled out.
@@ -269,7 +297,7 @@ class SamplingState:
         return self._adjusted(logits, path)[1]
 
     def adjusted(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
-        """Logits [V] after bias, penalties, bans and min_tokens: what temperature 0 takes the argmax of.
+        """Logits [V] after bias, penalties, bans, min_tokens and mask: what temperature 0 takes the argmax of.
 
         Arguments and errors as for `logprobs`. Shares the memory of ``logits`` where nothing is to be changed.
         """
@@ -289,7 +317,7 @@ class SamplingState:
         return transform.log_softmax(x) if floor == -math.inf else transform.log_softmax_above(x, floor)
 
     def _adjusted(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[Row, int]:
-        """Logits after bias, penalties, bans and min_tokens, a copy if anything changes, and their argmax."""
+        """Logits after bias, penalties, bans, min_tokens and mask, a copy if anything changes, and their argmax."""
         raw: Row = logits.detach().numpy()
         best = int(raw.argmax())
         if not math.isfinite(raw[best]):
@@ -300,7 +328,7 @@ class SamplingState:
             x[self._bias_ids] += self._bias
         if self._penalises:
             x = self._penalised(x, path)
-        for ruled_out in self._ruled_out(len(path)):
+        for ruled_out in self._ruled_out(path):
             x = x.copy() if x is raw else x
             x[ruled_out] = -math.inf
         if x is raw:
@@ -308,15 +336,19 @@ class SamplingState:
         best = int(x.argmax())
         if not math.isfinite(x[best]):
             raise NonFiniteLogitsError(
-                "no token is left: bans, bias, penalties or min_tokens rule all out, or overflow"
+                "no token is left: the grammar, bans, bias, penalties or min_tokens rule all out, or overflow"
             )
         return x, best
 
-    def _ruled_out(self, depth: int) -> Iterable[npt.NDArray[np.int64]]:
+    def _ruled_out(self, path: Sequence[int]) -> Iterable[npt.NDArray[np.int64] | npt.NDArray[np.bool_]]:
+        """Tokens that cannot follow ``path``, each time as ids or as one truth value a token."""
         if len(self._banned):
             yield self._banned
-        if len(self._ends) and self.num_output_tokens + depth < self.params.min_tokens:
+        if len(self._ends) and self.num_output_tokens + len(path) < self.params.min_tokens:
             yield self._ends
+        forbidden = self._mask.forbidden(path) if self._mask is not None else None
+        if forbidden is not None:
+            yield forbidden
 
     def _penalised(self, x: Row, path: Sequence[int]) -> Row:
         """A copy of x with the penalties of the committed history and of ``path``."""

@@ -111,9 +111,11 @@ class Drafter(ABC):
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027  (optional hook)
         """Learn from what was committed; the first round of a request, which ends its prefill, included."""
 
-    def take_failures(self) -> int:
-        """Failures since the last call that the drafter got around by itself, as a cascade does with a member's."""
-        return 0
+    def take_failures(self) -> frozenset[int]:
+        """Ids of requests that lost a draft, or part of one, since the last call, by a failure that the drafter got
+        around by itself, as a cascade does with a member's.
+        """
+        return frozenset()
 
     def close(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request ends, normally or not. Must free all that `open` took, and must not raise for unknown requests."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -56,13 +56,13 @@ class Cascade(Drafter):
         )
         self._width = width
         self.failures: Counter[str] = Counter()
-        self._untold = 0
+        self._untold: set[int] = set()
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
         self._proposals: dict[int, _Proposal] = {}
 
     def open(self, view: SequenceView) -> None:
         for member in self.members:
-            self._attempt(member, partial(member.open, view))
+            self._attempt(member, [view], partial(member.open, view))
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         proposed = [trees for member in self.members if (trees := self._member_trees(member, views, budget))]
@@ -76,16 +76,17 @@ class Cascade(Drafter):
             if proposal is not None:
                 self._learn(observation, proposal)
         for member in self.members:
-            self._attempt(member, partial(member.observe, observations))
+            self._attempt(member, [o.view for o in observations], partial(member.observe, observations))
 
     def close(self, view: SequenceView) -> None:
         self._proposals.pop(view.request_id, None)
         self._calibrators.get(view.tenant).forget(view.request_id)
         for member in self.members:
-            self._attempt(member, partial(member.close, view))
+            self._attempt(member, [], partial(member.close, view))
 
-    def take_failures(self) -> int:
-        untold, self._untold = self._untold, 0
+    def take_failures(self) -> frozenset[int]:
+        untold = frozenset(self._untold).union(*(member.take_failures() for member in self.members))
+        self._untold.clear()
         return untold
 
     def _member_trees(self, member: Drafter, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree] | None:
@@ -96,11 +97,13 @@ class Cascade(Drafter):
             answer = member.propose(views, budget)
             for view, tree in zip(views, answer, strict=True):
                 tree.check(view.sampling.vocab_size)
+                if len(tree) > budget.nodes:
+                    raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
                 trees.append(replace(tree, sources=((member.name,),) * len(tree)))
 
-        return trees if self._attempt(member, ask) else None
+        return trees if self._attempt(member, views, ask) else None
 
-    def _attempt(self, member: Drafter, action: Callable[[], None]) -> bool:
+    def _attempt(self, member: Drafter, views: Sequence[SequenceView], action: Callable[[], None]) -> bool:
         try:
             action()
         except Exception as error:
@@ -108,14 +111,14 @@ class Cascade(Drafter):
                 reason = f"{type(error).__name__}: {error}"
                 _log.warning("drafter %s failed (%s); the others go on, and it is asked again", member.name, reason)
             self.failures[member.name] += 1
-            self._untold += 1
+            self._untold.update(view.request_id for view in views)
             return False
         return True
 
     def _combine(self, view: SequenceView, trees: Sequence[DraftTree], budget: Budget) -> DraftTree:
         calibrators = self._calibrators.get(view.tenant)
         request = view.request_id
-        merged = merge(calibrators.members.calibrated(tree, request) for tree in trees)
+        merged = merge(calibrators.members.calibrated(tree, request) for tree in _one_drawn(trees))
         self._proposals[request] = _Proposal(tuple(trees), merged)
         return cut(calibrators.merged.calibrated(merged, request), budget.nodes, self._width)
 
@@ -127,20 +130,29 @@ class Cascade(Drafter):
         calibrators.merged.observe_committed(proposal.merged, observation.committed, request)
 
 
+def _one_drawn(trees: Sequence[DraftTree]) -> Iterator[DraftTree]:
+    """The trees, of which the first that carries distributions keeps them; the draws of others become mere guesses.
+
+    Two members may draw more nodes than the budget holds, and what a rule that compares p with q is told must not
+    depend on what was drawn, as it would if the cut had to choose. A guess is judged on its own, however it came about.
+    """
+    seen = False
+    for tree in trees:
+        yield replace(tree, logprobs={}) if seen else tree
+        seen = seen or bool(tree.logprobs)
+
+
 def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
     """The ``nodes`` nodes of the highest path probability, at most ``width`` below each other node.
 
-    Nodes that were drawn from a distribution which the tree carries stay together: to drop some of them by what they
-    are worth would bias a rule that compares p with q. Where they leave no room, the distributions are dropped instead;
-    as a mere guess, a drawn token may be left out like any other.
+    Nodes that were drawn from a distribution which the tree carries all stay, of which there must be no more than
+    ``nodes``: to drop some by what they are worth would bias a rule that compares p with q.
     """
     products = path_products(tree)
     drawn: set[int] = set()
     for node, parent in enumerate(tree.parents):
         if parent in tree.logprobs:
             drawn.update(tree.path(node))
-    if len(drawn) > nodes:
-        drawn, tree = set(), replace(tree, logprobs={})
     kept = set(drawn)
     children = Counter(tree.parents[node] for node in drawn)
     # The sort is stable and a parent is never worth less than its child, so that parents come before their children.

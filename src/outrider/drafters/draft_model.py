@@ -6,10 +6,12 @@ EAGLE-2 (Li et al., 2024): at each level the nodes of the highest path probabili
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
 from outrider.drafters.draft_growth import Growth, growth_for
@@ -21,6 +23,8 @@ from outrider.models.loader import load_model
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 512
 """Rows of one forward pass, all requests together, while the draft model reads what it has not seen."""
@@ -36,10 +40,14 @@ class _Run:
 
 @dataclass
 class _Round:
-    """One request's part in a round. row_of: pending row of each node that was forwarded."""
+    """One request's part in a round. row_of: pending row of each node that was forwarded.
+
+    failed: the draft model's logits could not be used; nothing is proposed.
+    """
 
     run: _Run
     growth: Growth
+    failed: bool = False
     row_of: dict[int, int] = field(default_factory=lambda: {ROOT: COMMITTED})
 
 
@@ -66,6 +74,8 @@ class DraftModelDrafter(Drafter):
         self._width = config.tree_width or 1
         self._cost_ratio = _parameters(model.config) / _parameters(target.config) if config.adaptive else None
         self._runs: dict[int, _Run] = {}
+        self._failed: set[int] = set()
+        self._warned = False
 
     def open(self, view: SequenceView) -> None:
         """Read the prompt but for its last token, the root of the first draft.
@@ -90,7 +100,14 @@ class DraftModelDrafter(Drafter):
         self._read_unseen(rounds.values())
         while self._grow_one_level(rounds.values()):
             pass
-        return [rounds[i].growth.tree() if i in rounds else DraftTree() for i in range(len(views))]
+        return [
+            rounds[i].growth.tree() if i in rounds and not rounds[i].failed else DraftTree() for i in range(len(views))
+        ]
+
+    def take_failures(self) -> frozenset[int]:
+        failed = frozenset(self._failed)
+        self._failed.clear()
+        return failed
 
     def close(self, view: SequenceView) -> None:
         run = self._runs.pop(view.request_id, None)
@@ -146,12 +163,12 @@ class DraftModelDrafter(Drafter):
             for part, segment in zip(list(waiting), segments, strict=False):
                 self._executor.commit(segment.seq, range(len(segment.tokens)))
                 if segment.logits:
-                    part.growth.expand([ROOT], [next(rows)])
+                    self._expand(part, [ROOT], [next(rows)])
                     waiting.remove(part)
 
     def _grow_one_level(self, rounds: Iterable[_Round]) -> bool:
         """One forward pass over every request's frontier; False if there is none left."""
-        parts = [(part, nodes) for part in rounds if (nodes := part.growth.frontier())]
+        parts = [(part, nodes) for part in rounds if not part.failed and (nodes := part.growth.frontier())]
         if not parts:
             return False
         segments = [self._segment(part, nodes) for part, nodes in parts]
@@ -159,9 +176,20 @@ class DraftModelDrafter(Drafter):
         start = 0
         for part, nodes in parts:
             self._record(part, nodes)
-            part.growth.expand(nodes, rows[start : start + len(nodes)])
+            self._expand(part, nodes, rows[start : start + len(nodes)])
             start += len(nodes)
         return True
+
+    def _expand(self, part: _Round, nodes: Sequence[int], logits: Sequence[torch.Tensor]) -> None:
+        """Grow one request's tree. Logits that cannot be used cost that request its draft, and no other."""
+        try:
+            part.growth.expand(nodes, logits)
+        except NonFiniteLogitsError as error:
+            part.failed = True
+            self._failed.add(part.growth.view.request_id)
+            if not self._warned:
+                self._warned = True
+                _log.warning("draft_model: a request goes without its draft (%s); said once, counted always", error)
 
     @staticmethod
     def _segment(part: _Round, nodes: Sequence[int]) -> Segment:

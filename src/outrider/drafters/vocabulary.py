@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def check_vocabulary(target: Model, draft: Model) -> None:
-    """Raise VocabularyMismatchError unless every token id of the target means the same to the draft model.
+    """Raise VocabularyMismatchError unless every token of the target means the same to the draft model.
 
-    Models without a tokenizer must have equally many columns of logits. With tokenizers, columns that pad the
-    vocabulary to a round number do not count, and the draft model may know further tokens, which are never proposed.
+    Every token that the target's tokenizer uses counts, control tokens and others that were added to it included: to a
+    draft model that never saw one, all text behind it is noise, and nobody would be told. What does not count is
+    padding: columns of logits beyond the tokenizer, and ids that its vocabulary leaves unused. The draft model may know
+    further tokens, which are never proposed. Models without a tokenizer must have equally many columns of logits.
     """
     problem = _difference(target, draft)
     if problem is not None:
@@ -36,9 +38,12 @@ def _difference(target: Model, draft: Model) -> str | None:
         return f"it has {draft.config.vocab_size} tokens instead of {ours.vocab_size}"
     if ours.fingerprint == theirs.fingerprint:
         return None
-    for token in range(min(ours.vocab_size, theirs.vocab_size)):
-        if ours.token_bytes(token) != theirs.token_bytes(token):
-            return f"token {token} is {theirs.token_bytes(token)!r} instead of {ours.token_bytes(token)!r}"
+    for token in range(ours.vocab_size):
+        wanted, found = ours.token_bytes(token), theirs.token_bytes(token)
+        if wanted and not found:
+            return f"it lacks token {token}, {wanted!r}"
+        if wanted and found != wanted:
+            return f"token {token} is {found!r} instead of {wanted!r}"
     return None
 
 

@@ -179,8 +179,8 @@ class Engine:
         self._call_drafter(ask, ready)
         if not proposals:
             return {}
-        if self._drafter.take_failures():
-            _count_failure(ready)
+        failed = self._drafter.take_failures()
+        _count_failure([request for request in self._running if request.id in failed])
         trees = [self._checked(request, tree, budget) for request, tree in zip(ready, proposals, strict=True)]
         self._planner.observe_draft(trees, time.perf_counter() - started)
         chosen = trees

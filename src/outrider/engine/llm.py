@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,19 @@ from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative
 from outrider.core.errors import ConfigError, UsageError
 from outrider.core.sampling import SamplingParams
 from outrider.engine.interrupt import deferred_interrupt
-from outrider.engine.runtime import Runtime, check_names
+from outrider.engine.names import check_names
+from outrider.engine.runtime import Runtime
 from outrider.models.loader import Model, load_model
 
 if TYPE_CHECKING:
+    from outrider.drafters.base import Drafter
     from outrider.engine.engine import Engine
     from outrider.engine.outputs import Delta, RequestOutput
     from outrider.engine.request import Request
-    from outrider.executors.base import CostCurve, Executor
+    from outrider.executors.base import CostCurve, Executor, QuantizationError
     from outrider.models.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -63,17 +68,29 @@ class LLM:
             threads=threads,
             config=engine_config or EngineConfig(),
         )
+        if runtime.executor.quantization_error is not None:
+            log.info("%s: %s", loaded.name, runtime.executor.quantization_error)
         self._attach(runtime, config)
 
-    def _attach(self, runtime: Runtime, config: SpeculativeConfig) -> None:
+    def _attach(
+        self, runtime: Runtime, config: SpeculativeConfig, wrap: Callable[[Drafter], Drafter] | None = None
+    ) -> None:
         self._runtime = runtime
         self._config = config
-        self._engine: Engine = runtime.engine(config)
+        self._engine: Engine = runtime.engine(config, wrap)
 
-    def with_speculation(self, speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None) -> LLM:
-        """Another LLM over the same weights and KV cache that speculates differently. Use one at a time."""
+    def with_speculation(
+        self,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None,
+        wrap: Callable[[Drafter], Drafter] | None = None,
+    ) -> LLM:
+        """Another LLM over the same weights and KV cache that speculates differently. Use one at a time.
+
+        wrap: takes the drafter that the configuration names and returns the one to use in its place, for audits and
+        experiments.
+        """
         sibling = LLM.__new__(LLM)
-        sibling._attach(self._runtime, as_speculative_config(speculative_config))
+        sibling._attach(self._runtime, as_speculative_config(speculative_config), wrap)
         return sibling
 
     @property
@@ -92,6 +109,11 @@ class LLM:
     @property
     def speculative_config(self) -> SpeculativeConfig:
         return self._config
+
+    @property
+    def quantization_error(self) -> QuantizationError | None:
+        """What ``quantization`` did to the target's weights; None if they were taken as they are."""
+        return self.executor.quantization_error
 
     @property
     def cost_curve(self) -> CostCurve:
@@ -143,16 +165,16 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = "default"
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Answer one prompt piece by piece, a piece a round; the last one carries the whole answer.
 
-        Closing the iterator aborts the request. Ctrl-C yields a last piece, finish reason "aborted".
+        Closing the generator aborts the request. Ctrl-C yields a last piece, finish reason "aborted".
         """
         return self._pieces(self._engine.new_request(self._encode(prompt), params or SamplingParams(), tenant))
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "default"
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """`stream` for a conversation."""
         prompt = self.tokenizer.encode_chat(messages)
         return self._pieces(self._engine.new_request(prompt, params or SamplingParams(), tenant))
@@ -202,7 +224,7 @@ class LLM:
                     bar.update(int(request.finished))
                 bar.set_postfix_str(f"{tokens} tokens", refresh=False)
 
-    def _pieces(self, request: Request) -> Iterator[Delta]:
+    def _pieces(self, request: Request) -> Generator[Delta]:
         # Queued here and not before: a stream that nobody reads never starts, and must not be run by its neighbours.
         self._engine.submit(request)
         try:

@@ -21,6 +21,7 @@ class SpeculationStats:
     committed: tokens that rounds emitted, corrections and bonus tokens included.
     accepted_by_position: accepted draft tokens by depth in the tree (index 0: children of the root).
     drafted_rounds: rounds that had anything to verify.
+    rounds_by_draft: (draft tokens verified, accepted) -> rounds in which it came to that; plain rounds are (0, 0).
     drafted_by_source, accepted_by_source: the same counts by drafter; a token that two proposed counts for both.
     failures: rounds in which the drafter failed and the round went on as plain decoding.
     draft_seconds, verify_seconds, accept_seconds: time in the drafter (observing included), in the target's forward
@@ -34,6 +35,7 @@ class SpeculationStats:
     committed: int = 0
     drafted_rounds: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
+    rounds_by_draft: dict[tuple[int, int], int] = field(default_factory=dict)
     drafted_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     failures: int = 0
@@ -63,6 +65,8 @@ class SpeculationStats:
                 setattr(result, name, getattr(result, name) + getattr(part, name))
             for depth, count in enumerate(part.accepted_by_position):
                 result.count_position(depth, count)
+            for outcome, count in part.rounds_by_draft.items():
+                result.rounds_by_draft[outcome] = result.rounds_by_draft.get(outcome, 0) + count
             for mine, theirs in (
                 (result.drafted_by_source, part.drafted_by_source),
                 (result.accepted_by_source, part.accepted_by_source),
@@ -144,6 +148,14 @@ class RequestOutput:
         if self.finish_reason == "error":
             raise OutriderError(self.error)
         return self
+
+    def first_difference(self, other: RequestOutput) -> int | None:
+        """Index of the first token at which two answers differ (one may just be longer); None if they are equal."""
+        for index, (a, b) in enumerate(zip(self.token_ids, other.token_ids, strict=False)):
+            if a != b:
+                return index
+        lengths = len(self.token_ids), len(other.token_ids)
+        return None if lengths[0] == lengths[1] else min(lengths)
 
 
 @dataclass(frozen=True)

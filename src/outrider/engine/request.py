@@ -12,6 +12,7 @@ from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import SequenceView
 from outrider.engine.outputs import Delta, RequestOutput, RequestTiming, SpeculationStats, TokenLogprob
 from outrider.engine.stops import OutputStream
+from outrider.grammar import mask_for
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
@@ -32,12 +33,15 @@ class Request:
         max_context: int,
         lossy: bool,
     ) -> None:
-        """Raises ContextLengthError if the prompt leaves no room for a token, SamplingParamsError for bad token ids."""
+        """Raises ContextLengthError if the prompt leaves no room for a token, SamplingParamsError for bad token ids or
+        a constraint on the output that cannot be used.
+        """
         vocab_size = model.config.vocab_size
         _check_prompt(prompt, vocab_size, max_context)
         self.id = request_id
         self.lossy = lossy
-        self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids)
+        mask = mask_for(model, params)
+        self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids, mask)
         self.max_tokens = min(params.max_tokens or max_context, max_context - len(prompt))
         if params.min_tokens > self.max_tokens:
             raise ContextLengthError(
@@ -80,7 +84,7 @@ class Request:
                 self._count_accepted(tree, node, depth=len(emitted) - 1)
             if not goes_on:
                 break
-        self._count_round(tree, len(emitted))
+        self._count_round(tree, len(emitted), accepted=min(len(path), len(emitted)))
         self.view.room = self.output.remaining - 1
         if self.finished:
             self.timing.finished = now
@@ -131,12 +135,14 @@ class Request:
             counts = self.statistics.accepted_by_source
             counts[source] = counts.get(source, 0) + 1
 
-    def _count_round(self, tree: DraftTree, emitted: int) -> None:
+    def _count_round(self, tree: DraftTree, emitted: int, *, accepted: int) -> None:
         statistics = self.statistics
         statistics.rounds += 1
         statistics.committed += emitted
         statistics.drafted += len(tree)
         statistics.drafted_rounds += bool(tree.tokens)
+        outcome = (len(tree), accepted)
+        statistics.rounds_by_draft[outcome] = statistics.rounds_by_draft.get(outcome, 0) + 1
         for sources in tree.sources:
             for source in sources:
                 statistics.drafted_by_source[source] = statistics.drafted_by_source.get(source, 0) + 1

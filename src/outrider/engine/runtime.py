@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.acceptance import RULES
-from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.drafters import build, check_method
+from outrider.drafters import build
 from outrider.drafters.base import DrafterContext, OpenExecutor
 from outrider.drafters.calibration import Calibrator
 from outrider.engine.engine import Engine
 from outrider.engine.health import AcceptanceWatch
+from outrider.engine.names import check_names
 from outrider.engine.planner import ForwardPrice, Planner
-from outrider.executors import EXECUTORS, check_executor, choose_executor
+from outrider.executors import EXECUTORS, choose_executor
 
 if TYPE_CHECKING:
+    from outrider.core.config import SpeculativeConfig
+    from outrider.drafters.base import Drafter
     from outrider.executors.base import CostCurve, Executor
     from outrider.models.loader import Model
 
 DEFAULT_CONTEXT = 8192
 _DEFAULT_FULL_CONTEXTS = 4
-
-
-def check_names(config: SpeculativeConfig, executor: str = "auto") -> None:
-    """Raise UnknownNameError for a method, rule or executor that does not exist, before anything is loaded."""
-    for member in config.members:
-        check_method(member)
-    RULES.check(config.acceptance)
-    check_executor(executor)
 
 
 class Runtime:
@@ -65,13 +61,16 @@ class Runtime:
         self.executor = self.open_executor(model)
         self._cost_curve: CostCurve | None = None
 
-    def open_executor(self, model: Model) -> Executor:
-        """An executor of this runtime's kind, sized alike, for another model or for the same one again."""
+    def open_executor(self, model: Model, *, quantize: bool = True) -> Executor:
+        """An executor of this runtime's kind, sized alike, for another model or for the same one again.
+
+        quantize: whether `quantization` is for this model too.
+        """
         return EXECUTORS.get(self.executor_name)(
             model,
             dtype=self._dtype,
             device=self._device,
-            quantization=self._quantization,
+            quantization=self._quantization if quantize else None,
             threads=self._threads,
             kv_tokens=self._kv_tokens,
             max_context=min(self.max_context, model.config.max_position),
@@ -84,13 +83,15 @@ class Runtime:
             self._cost_curve = self.executor.measure_cost()
         return self._cost_curve
 
-    def engine(self, config: SpeculativeConfig) -> Engine:
-        """An engine over this runtime that speculates as ``config`` says."""
+    def engine(self, config: SpeculativeConfig, wrap: Callable[[Drafter], Drafter] | None = None) -> Engine:
+        """An engine over this runtime that speculates as ``config`` says. wrap: see `LLM.with_speculation`."""
         check_names(config)
         rule = RULES.get(config.acceptance)(config)
         if not rule.trees:
             config = replace(config, tree_width=1)
         drafter = build(DrafterContext(config, self.model, _OpenAlike(self)))
+        if wrap is not None:
+            drafter = wrap(drafter)
         adaptive = config.adaptive and config.members != ("none",)
         price = ForwardPrice(self.cost_curve) if adaptive else None
         planner = Planner(config, drafter, Calibrator(), price)
@@ -98,8 +99,12 @@ class Runtime:
 
 
 class _OpenAlike(OpenExecutor):
+    """For drafters' models. ``quantization`` is asked of the target; a draft model follows if its weights are floats.
+    One that comes quantised is as small as its makers wanted it.
+    """
+
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def __call__(self, model: Model) -> Executor:
-        return self._runtime.open_executor(model)
+        return self._runtime.open_executor(model, quantize=model.weights.are_floats())

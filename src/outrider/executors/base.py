@@ -73,6 +73,26 @@ class CostCurve:
     seconds: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class QuantizationError:
+    """What quantising float weights at load did to them. Errors are relative, by Frobenius norm: 0.01 is one percent.
+
+    kind: "int8" or "int4". relative: root mean square over all matrices, each weighed by its size. worst: the largest
+    of a single matrix, which is ``worst_tensor``.
+    """
+
+    kind: str
+    relative: float
+    worst: float
+    worst_tensor: str
+
+    def __str__(self) -> str:
+        return (
+            f"quantised to {self.kind}: relative error {self.relative:.3g} (root mean square), "
+            f"worst tensor {self.worst_tensor} with {self.worst:.3g}"
+        )
+
+
 class ExecutorFactory(Protocol):
     """How every executor is built. An option that an executor cannot honour raises ConfigError.
 
@@ -96,6 +116,8 @@ class Executor(ABC):
     """Runs one model. Not thread-safe. Knows nothing of sampling, acceptance or drafters."""
 
     config: ModelConfig
+    quantization_error: QuantizationError | None = None
+    """Of the quantisation at load; None if nothing was quantised then."""
 
     @abstractmethod
     def open(self) -> int:

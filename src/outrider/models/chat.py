@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -26,8 +27,24 @@ class ChatTemplate:
         self.source = source
         self._names = dict(names)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The conversation as the model was trained to see it. Raises UsageError, with the template's own words."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        return re.search(r"\btools\b", self.source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the model was trained to see it. Raises UsageError, with the template's own words.
+
+        messages: as OpenAI's API writes them, the assistant's ``tool_calls`` and answers of the role ``tool`` included.
+        tools: what the model may call, ``{"type": "function", "function": {…}}`` each.
+        """
+        if tools and not self.takes_tools:
+            raise UsageError("the model's chat template has no place for tools; leave them out")
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise UsageError(f"a chat message is a dict with 'role' and 'content', not {message!r}")
@@ -35,9 +52,9 @@ class ChatTemplate:
                 raise UsageError(f"the chat message of {message['role']!r} has no 'content'")
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=[_prepared(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=[dict(tool) for tool in tools] if tools else None,
                 documents=None,
                 **self._names,
             )
@@ -65,6 +82,30 @@ class ChatTemplate:
             raise UsageError(
                 f"the model's chat template is not valid Jinja (line {error.lineno}): {error.message}"
             ) from None
+
+
+def _prepared(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: arguments of tool calls as objects, which OpenAI's API writes as JSON text."""
+    prepared = dict(message)
+    calls = prepared.pop("tool_calls", None)
+    if calls:
+        prepared["tool_calls"] = [_prepared_call(call) for call in calls]
+        prepared["content"] = message.get("content") or ""
+    return prepared
+
+
+def _prepared_call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(f"a tool call is a dict with a 'function' that has 'name' and 'arguments', not {call!r}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:  # what a model wrote wrongly comes back to it as it is
+            arguments = function["arguments"]
+    prepared = {**function, "arguments": arguments or {}}
+    return {**call, "function": prepared} if "function" in call else prepared
 
 
 def _raise_exception(message: str) -> NoReturn:

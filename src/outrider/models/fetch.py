@@ -73,6 +73,11 @@ def fetch(alias: Alias, *, progress: bool = True) -> Path:
     return path
 
 
+def checked_digest(alias: Alias, path: Path) -> str | None:
+    """The alias's sha256 if ``path`` is its model file, checked when it was fetched and unchanged since; else None."""
+    return alias.sha256 if path == model_path(alias).resolve() and _is_verified(alias) else None
+
+
 @contextmanager
 def _lock(alias: Alias, folder: Path, progress: bool) -> Iterator[None]:
     """Held by one process at a time; freed by the system if that process dies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,15 +94,28 @@ class Tokenizer:
         """A decoder for tokens that arrive one by one."""
         return TokenStream(self.token_bytes, self.special_ids if skip_special_tokens else ())
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """A conversation (dicts with role and content) as text. Raises UsageError if the model has no template."""
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A conversation (dicts with role and content) as text. Raises UsageError if the model has no template.
+
+        Messages and tools: as for `ChatTemplate.render`.
+        """
         if self.chat_template is None:
             raise UsageError(f"{self._where}: this model has no chat template; give it plain text instead")
-        return self.chat_template.render(messages, add_generation_prompt)
+        return self.chat_template.render(messages, add_generation_prompt, tools)
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """A conversation as token ids; the template itself brings BOS where the model wants it."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer | None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 
+FLOAT_KINDS = ("F32", "F16", "BF16")
+
+
 @dataclass(frozen=True)
 class RawTensor:
     """A tensor as the file stores it. kind: "F32", "BF16", "Q4_K", … shape: logical. data: its bytes, a view."""
@@ -39,6 +42,10 @@ class Weights(ABC):
     @abstractmethod
     def raw(self, name: str) -> RawTensor:
         """One tensor as the file stores it, for executors that pack quantised weights themselves."""
+
+    @abstractmethod
+    def are_floats(self) -> bool:
+        """Whether every tensor is stored as float32, float16 or bfloat16."""
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str) -> None:
@@ -68,6 +75,9 @@ class TensorWeights(Weights):
 
     def names(self) -> Iterable[str]:
         return self._tensors
+
+    def are_floats(self) -> bool:
+        return True
 
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         if name not in self._tensors:

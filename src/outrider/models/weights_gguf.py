@@ -12,7 +12,7 @@ from outrider.models.config_gguf import ROPE_FACTORS
 from outrider.models.families import FAMILIES
 from outrider.models.gguf import GGUFFile
 from outrider.models.quants import dequantize
-from outrider.models.weights import RawTensor, Weights, check_tensors
+from outrider.models.weights import FLOAT_KINDS, RawTensor, Weights, check_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +66,9 @@ class GGUFWeights(Weights):
 
     def names(self) -> Iterable[str]:
         return self._names
+
+    def are_floats(self) -> bool:
+        return all(self._file.tensors[stored].kind in FLOAT_KINDS for stored in self._names.values())
 
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         raw = self.raw(name)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from outrider.core.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.config import ModelConfig
 from outrider.models.config_hf import read_json
-from outrider.models.weights import RawTensor, Weights, check_tensors
+from outrider.models.weights import FLOAT_KINDS, RawTensor, Weights, check_tensors
 
 if TYPE_CHECKING:
     import torch
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_KINDS = ("F32", "F16", "BF16")
 
 
 class SafetensorsWeights(Weights):
@@ -27,7 +26,7 @@ class SafetensorsWeights(Weights):
         self._files: dict[str, Any] = {}
         self._places: dict[str, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        for file in _files(folder):
+        for file in weight_files(folder):
             handle = self._files[file] = _open(folder / file)
             for name in handle.keys():  # noqa: SIM118  (a handle is not iterable)
                 if name.endswith(".rotary_emb.inv_freq"):  # buffers that old checkpoints saved; the config says as much
@@ -35,9 +34,10 @@ class SafetensorsWeights(Weights):
                 if name == "lm_head.weight" and config.tie_embeddings:
                     continue
                 view = handle.get_slice(name)
-                if view.get_dtype() not in _KINDS:
+                if view.get_dtype() not in FLOAT_KINDS:
                     raise UnsupportedModelError(
-                        f"{folder / file}: tensor {name!r} is of type {view.get_dtype()}; supported are F32, F16, BF16"
+                        f"{folder / file}: tensor {name!r} is of type {view.get_dtype()}; "
+                        f"supported are {', '.join(FLOAT_KINDS)}"
                     )
                 shapes[name] = tuple(view.get_shape())
                 self._places[name] = file
@@ -45,6 +45,9 @@ class SafetensorsWeights(Weights):
 
     def names(self) -> Iterable[str]:
         return self._places
+
+    def are_floats(self) -> bool:
+        return True  # others are refused when the folder is opened
 
     def _load(self, name: str) -> torch.Tensor:
         if name not in self._places:
@@ -63,7 +66,7 @@ class SafetensorsWeights(Weights):
         return RawTensor(kind, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def _files(folder: Path) -> list[str]:
+def weight_files(folder: Path) -> list[str]:
     """Names of the files that hold the weights. Raises ModelNotFoundError, telling what to do about pickled ones."""
     if (folder / INDEX).exists():
         places = read_json(folder / INDEX).get("weight_map")

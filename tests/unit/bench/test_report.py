@@ -56,7 +56,8 @@ def test_no_values_have_no_percentile() -> None:
     [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [5], 0), ([], [], None)],
 )
 def test_first_difference(one: list[int], other: list[int], at: int | None) -> None:
-    assert measure.first_difference(one, other) == at
+    left, right = (output([], finished=1.0, tokens=tokens) for tokens in (one, other))
+    assert left.first_difference(right) == at
 
 
 def test_acceptance_by_position_is_a_share_of_drafting_rounds() -> None:

@@ -13,6 +13,8 @@ from outrider.bench.prompts import Prompt
 from outrider.bench.runner import Run, Settings, run
 from outrider.cli.main import main
 from outrider.core.sampling import SamplingParams
+from outrider.drafters.base import Drafter, DrafterContext
+from outrider.engine import runtime
 from outrider.engine.llm import LLM
 from tests.support.fake_llm import fake_llm, repetitive_logits, use_fakes
 from tests.support.fakes import random_logits
@@ -129,7 +131,9 @@ def test_bench_prints_and_saves(
 ) -> None:
     use_fakes(monkeypatch, repetitive_logits)
     monkeypatch.setattr("outrider.bench.machine.read_bandwidth", lambda: 1e9)
-    assert bench(prompt_file, "--methods", "none,ngram", "--categories", "a") == 0
+    figure = prompt_file.with_name("figure.png")
+    assert bench(prompt_file, "--methods", "none,ngram", "--categories", "a", "--plot", str(figure)) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
     out, err = capsys.readouterr()
     assert "overall" in out
     assert "saved" in err
@@ -142,6 +146,28 @@ def test_bench_prints_and_saves(
     assert {row["category"] for row in record["rows"]} == {"a"}
     assert [s["identical"] for s in record["summary"]] == [s["compared"] for s in record["summary"]]
     assert record["baseline"] == "none"
+    for row in record["rows"]:
+        found = row["speculation"]
+        outcomes = found["rounds_by_draft"]
+        assert sum(rounds for _, _, rounds in outcomes) == found["rounds"]
+        assert sum(nodes * rounds for nodes, _, rounds in outcomes) == found["drafted"]
+        assert sum(kept * rounds for _, kept, rounds in outcomes) == found["accepted"]
+    assert any(row["speculation"]["accepted"] for row in record["rows"])
+
+
+def test_bench_builds_each_drafter_once(prompt_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fakes(monkeypatch)
+    monkeypatch.setattr("outrider.bench.machine.read_bandwidth", lambda: 1e9)
+    built: list[str] = []
+    real = runtime.build
+
+    def counted(context: DrafterContext) -> Drafter:
+        built.append(context.config.method)
+        return real(context)
+
+    monkeypatch.setattr(runtime, "build", counted)
+    assert bench(prompt_file, "--methods", "ngram,suffix", "--categories", "a") == 0
+    assert built.count("ngram") == built.count("suffix") == 1
 
 
 def test_bench_tells_of_failures(
@@ -164,6 +190,7 @@ def test_bench_tells_of_failures(
         (["--categories", "c"], "unknown prompt category 'c'"),
         (["--limit", "0"], "--limit=0"),
         (["--output", "/dev/null/x/results.json"], "cannot write"),
+        (["--plot", "figure.jpeg"], "must end in .png"),
         (["--prompts", "missing.jsonl"], "cannot read the prompts"),
     ],
 )

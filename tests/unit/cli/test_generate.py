@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.cli.main import main
+from outrider.cli.main import build_parser, main
+from outrider.cli.options import structured
 from outrider.cli.terminal import DraftPainter, stream_answer
 from outrider.core.sampling import SamplingParams
+from outrider.core.structured import StructuredOutputs
 from outrider.engine.outputs import Delta
+from outrider.executors.base import QuantizationError
 from tests.support.fake_llm import ChatTokenizer, fake_llm, repetitive_logits, use_fakes
-from tests.support.fakes import random_logits
+from tests.support.fakes import FakeExecutor, random_logits
 
 FAKE = ["--executor", "fake", "--max-context", "256"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +29,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def generate(*words: str) -> int:
     return main(["generate", *FAKE, *words])
+
+
+def test_what_quantising_cost_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use_fakes(monkeypatch)
+    monkeypatch.setattr(FakeExecutor, "quantization_error", QuantizationError("int4", 0.0712, 0.0934, "lm_head.weight"))
+    assert generate("abc", "--compare", "--max-tokens", "5") == 0
+    line = "quantised to int4: relative error 0.0712 (root mean square), worst tensor lm_head.weight with 0.0934\n"
+    assert capsys.readouterr().err.count(line) == 1
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(
@@ -283,3 +294,35 @@ def test_a_stream_is_closed_when_the_reader_is_interrupted() -> None:
     assert answer.interrupted
     assert answer.text == "a"
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--json-schema", "file"], StructuredOutputs(json={"type": "integer"})),
+        (["--grammar", "file"], StructuredOutputs(grammar='{"type": "integer"}')),
+        (["--regex", "a+"], StructuredOutputs(regex="a+")),
+        (["--choice", "a", "--choice", "b"], StructuredOutputs(choice=["a", "b"])),
+        (["--json-object"], StructuredOutputs(json_object=True)),
+    ],
+)
+def test_constraints(words: list[str], expected: StructuredOutputs | None, tmp_path: Path) -> None:
+    file = tmp_path / "schema"
+    file.write_text('{"type": "integer"}')
+    words = [str(file) if word == "file" else word for word in words]
+    assert structured(build_parser("generate").parse(["generate", "x", *words])) == expected
+
+
+def test_constraints_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for words, reason in (
+        (["--json-schema", "nowhere.json"], "cannot read nowhere.json: No such file"),
+        (["--grammar", str(tmp_path / "binary")], "is not UTF-8 text"),
+        (["--regex", ""], "regex must be a text that is not empty"),
+    ):
+        assert generate("x", *words) == 2
+        assert reason in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        generate("x", "--regex", "a", "--choice", "b")
+    assert "not allowed with" in capsys.readouterr().err

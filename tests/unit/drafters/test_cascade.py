@@ -185,7 +185,34 @@ class TestCut:
         assert sorted(cut(tree, 3).tokens) == [5, 7, 8]
         assert set(cut(tree, 3).logprobs) == {0}
 
-    def test_without_room_for_them_they_are_guesses_like_others(self) -> None:
-        tree = DraftTree(self.tree.tokens, self.tree.parents, self.tree.scores, {0: torch.zeros(VOCAB)})
-        assert sorted(cut(tree, 2).tokens) == [5, 6]
-        assert not cut(tree, 2).logprobs
+
+def test_the_draws_of_a_second_member_are_guesses() -> None:
+    """What a rule that compares p with q is told must not depend on which draws the budget has room for."""
+    row = torch.full((VOCAB,), 1 / VOCAB).log()
+    first = DraftTree([5, 6], [ROOT, 0], [0.1, 0.1], {0: row})
+    second = DraftTree([7, 8, 9], [ROOT, 0, 0], [0.9, 0.9, 0.8], {ROOT: row, 0: row})
+    tree = Cascade([Scripted("a", first), Scripted("b", second)]).propose([make_view([3])], Budget(4, 4))[0]
+    assert len(tree) == 4
+    assert {5, 6} < set(tree.tokens)
+    assert [tree.tokens[node] for node in tree.logprobs] == [5]
+
+
+def test_a_tree_beyond_the_budget_is_a_failure_of_its_member() -> None:
+    greedy = Scripted("greedy", DraftTree.chain([5, 6, 7]))
+    cascade = Cascade([greedy, Scripted("good", DraftTree([8], [ROOT], [0.9]))])
+    assert list(cascade.propose([make_view([3])], Budget(2, 2))[0].tokens) == [8]
+    assert cascade.failures == {"greedy": 1}
+
+
+def test_failures_are_told_by_request() -> None:
+    class FailsFor(Scripted):
+        def take_failures(self) -> frozenset[int]:
+            return frozenset({7})
+
+    member = FailsFor("partly", DraftTree([5], [ROOT], [0.9]))
+    views = [make_view([3], request) for request in (1, 7)]
+    assert Cascade([member, Scripted("good", DraftTree())]).take_failures() == {7}
+    cascade = Cascade([member, Broken()])
+    cascade.propose(views[:1], Budget(4, 4))
+    assert cascade.take_failures() == {1, 7}
+    assert cascade.take_failures() == {7}, "told once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -19,8 +20,9 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters import build
 from outrider.drafters import draft_model as module
-from outrider.drafters.base import Budget, DrafterContext, OpenExecutor, SequenceView
+from outrider.drafters.base import Budget, Drafter, DrafterContext, OpenExecutor, SequenceView
 from outrider.drafters.calibration import follow
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.engine.outputs import SpeculationStats
 from outrider.executors.base import Segment
@@ -186,6 +188,36 @@ class TestKV:
         assert drafter.propose([view], Budget(4, 4)) == twin.propose([view], Budget(4, 4))
         assert executor._committed[1] == view.tokens
 
+    @pytest.mark.parametrize("stream", [Stream.TARGET, Stream.DRAFT])
+    @pytest.mark.parametrize("after", [0, 2])
+    def test_logits_that_cannot_be_used_cost_their_own_request_its_draft(
+        self, after: int, stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """``after``: committed and drafted tokens of the ill request behind which its logits are NaN."""
+        opener = Opener()
+        drafter, twin = make(opener), make(Opener())
+        views = [make_view([1, 20 + i, 6], i, temperature=0.8, logit_bias={EOS: -100.0}, stream=stream) for i in (0, 1)]
+
+        def shapes(trees: Sequence[DraftTree]) -> list[tuple[list[int], list[int]]]:
+            return [(list(tree.tokens), list(tree.parents)) for tree in trees]
+
+        expected = shapes(twin.propose(views, Budget(4, 4)))
+        executor = opener.opened[0]
+        works = executor._logits
+
+        def ill(history: Sequence[int]) -> torch.Tensor:
+            broken = history[1] == 20 and len(history) >= 3 + after
+            return torch.full((VOCAB,), math.nan) if broken else works(history)
+
+        monkeypatch.setattr(executor, "_logits", ill)
+        for _ in range(2):
+            assert shapes(drafter.propose(views, Budget(4, 4))) == [([], []), expected[1]]
+            assert drafter.take_failures() == {0}
+        assert drafter.take_failures() == frozenset()
+        assert len(caplog.records) == 1
+        monkeypatch.undo()
+        assert shapes(drafter.propose(views, Budget(4, 4))) == expected
+
     def test_a_context_that_is_too_long_for_the_draft_model_is_not_drafted_for(self) -> None:
         opener = Opener(max_context=8)
         drafter = make(opener)
@@ -251,16 +283,26 @@ class TestTrees:
         assert any(adaptive < whole for adaptive, whole in lengths)
 
 
-def _first_tokens(rule: str, width: int | None, draws: int, *, pick: bool = False) -> Counter[tuple[int, int]]:
+def _first_tokens(
+    rule: str,
+    width: int | None,
+    draws: int,
+    *,
+    pick: bool = False,
+    drafter: Drafter | None = None,
+    nodes: int = 4,
+    depth: int = 2,
+    **params: object,
+) -> Counter[tuple[int, int]]:
     """The first two tokens after a prompt, committed by drafting and accepting; ``pick``: drop an unlikely draw."""
-    drafter = make(Opener(), tree_width=width)
+    drafter = drafter or make(Opener(), tree_width=width)
     acceptance = RULES.get(rule)(None)
     outcomes: Counter[tuple[int, int]] = Counter()
     for seed in range(draws):
-        view = make_view([1, 5, 6], seed, temperature=1.0, top_k=3, stream=acceptance.noise_stream)
+        view = make_view([1, 5, 6], seed, temperature=1.0, top_k=3, stream=acceptance.noise_stream, **params)
         tokens: list[int] = []
         while len(tokens) < 2:
-            tree = drafter.propose([view], Budget(4, 2))[0]
+            tree = drafter.propose([view], Budget(nodes, depth))[0]
             if pick:
                 tree = tree.keep(n for n in range(len(tree)) if tree.logprobs[tree.parents[n]][tree.tokens[n]] > -1.0)
             verdict = judge(acceptance, tree, view)
@@ -272,9 +314,9 @@ def _first_tokens(rule: str, width: int | None, draws: int, *, pick: bool = Fals
     return outcomes
 
 
-def _p_value(outcomes: Counter[tuple[int, int]]) -> float:
+def _p_value(outcomes: Counter[tuple[int, int]], **params: object) -> float:
     """Chi-square against the target's own distribution of the first two tokens (nine possible pairs)."""
-    view = make_view([1, 5, 6], temperature=1.0, top_k=3)
+    view = make_view([1, 5, 6], temperature=1.0, top_k=3, **params)
     first = view.sampling.logprobs(logits_after(view.tokens)).exp()
     expected: dict[tuple[int, int], float] = {}
     for a in first.nonzero().flatten().tolist():
@@ -298,6 +340,13 @@ class TestDistribution:
     )
     def test_first_tokens_follow_the_target(self, rule: str, width: int | None) -> None:
         assert _p_value(_first_tokens(rule, width, draws=1000)) > 1e-6
+
+    def test_two_draft_models_at_once_do_not_bend_it(self) -> None:
+        """They draw six nodes, one more than the budget holds, unless one of them drew an end token."""
+        drafter = Cascade([make(Opener()), make(Opener(noise=2.0))])
+        ends: dict[str, object] = {"logit_bias": {EOS: 4.0}}
+        outcomes = _first_tokens("rejection", None, draws=1000, drafter=drafter, nodes=5, depth=3, **ends)
+        assert _p_value(outcomes, **ends) > 1e-6
 
     def test_leaving_out_nodes_by_what_was_drawn_is_noticed(self) -> None:
         assert _p_value(_first_tokens("rejection", 2, draws=1000, pick=True)) < 1e-6

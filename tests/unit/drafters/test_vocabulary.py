@@ -30,7 +30,8 @@ class ListTokenizer:
         return self.merges + "|".join(self.tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        return self.tokens[token].encode()
+        """None for an unused id, which is written as a dot, and for one beyond the end."""
+        return self.tokens[token].replace(".", "").encode() if token < len(self.tokens) else b""
 
 
 def _model(name: str, tokens: str | None, columns: int) -> Model:
@@ -45,7 +46,8 @@ def _model(name: str, tokens: str | None, columns: int) -> Model:
         (("abcd", 8), ("abcd", 4)),
         (("abcd", 4), ("abcd", 8)),
         (("abcd", 4), ("abcdef", 6)),
-        (("abcd", 8), ("abc", 8)),
+        (("ab.d", 4), ("abxd", 4)),
+        (("ab.d", 4), ("ab.d!", 5)),
         ((None, 4), (None, 4)),
     ],
 )
@@ -57,6 +59,8 @@ def test_these_go_together(target: tuple[str | None, int], draft: tuple[str | No
     ("target", "draft", "problem"),
     [
         (("abcd", 4), ("abxd", 4), "token 2 is b'x' instead of b'c'"),
+        (("abcd", 8), ("abc", 8), "it lacks token 3, b'd'"),
+        (("abcd", 4), ("ab.de", 5), "it lacks token 2, b'c'"),
         (("abcd", 8), ("abc", 3), "it has 3 tokens instead of 4"),
         ((None, 4), (None, 5), "it has 5 tokens instead of 4"),
         (("abcd", 4), (None, 5), "it has 5 tokens instead of 4"),

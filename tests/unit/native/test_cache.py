@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,13 +77,87 @@ def test_each_quantization_has_a_file(tmp_path: Path, folder: Path, packings: li
     assert len(packings) == len(list(folder.iterdir())) == 3
 
 
-def test_a_changed_source_is_packed_again(model: Model, folder: Path, packings: list[str]) -> None:
+def test_a_changed_source_is_packed_again_and_replaces_what_was_there(
+    model: Model, folder: Path, packings: list[str]
+) -> None:
+    first = load(model)
+    assert model.source is not None
+    write_gguf(random_model("llama", num_layers=2, seed=1), model.source, "Q8_0")
+    changed = load_model(str(model.source))
+    assert not np.array_equal(load(changed).arena.data, first.arena.data)
+    load(changed)
+    assert len(packings) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_the_content_counts_and_not_where_it_lies(
+    model: Model, tmp_path: Path, folder: Path, packings: list[str]
+) -> None:
     load(model)
     assert model.source is not None
     os.utime(model.source, ns=(1, 1))
     load(model)
-    load(model)
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.source.read_bytes())
+    assert_equal(load(load_model(str(copy))), load(model))
+    assert packings == ["packed"]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_weights_under_another_configuration_are_another_content(
+    tmp_path: Path, folder: Path, packings: list[str]
+) -> None:
+    source = write_hf_folder(random_model("llama", num_layers=2), tmp_path / "hf")
+    load(load_model(str(source)))
+    shallower = load_model(str(source))
+    config = replace(shallower.config, num_layers=1)
+    assert len(load(replace(shallower, config=config)).places) < len(load(shallower).places)
     assert len(packings) == 2
+
+
+def test_a_source_that_changes_meanwhile_is_not_kept(
+    model: Model, folder: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = cache.pack_weights
+
+    def changes(*args: object) -> PackedWeights:
+        assert model.source is not None
+        os.utime(model.source, ns=(len(packings), 1))
+        return counted(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cache, "pack_weights", changes)
+    os.utime(model.source or "", ns=(7, 7))
+    load(model)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_killed_processes_and_other_versions_left_is_removed(model: Model, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, age in (("old.1.part", 7200), ("new.2.part", 5)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    (folder / "other.packed").write_bytes(b'{"identity": {"version": 1}}\n')
+    (folder / "broken.packed").write_bytes(b"\0\1")
+    load(model)
+    left = {path.name for path in folder.iterdir()}
+    assert len(left) == 2
+    assert "new.2.part" in left
+
+
+def test_processes_that_pack_the_same_model_do_not_get_in_each_others_way(model: Model, folder: Path) -> None:
+    program = (
+        "import sys, zlib; from outrider import _native\n"
+        "from outrider.executors.native import cache; from outrider.models.loader import load_model\n"
+        "packed = cache.load_or_pack(load_model(sys.argv[1]), None, _native.ThreadPool(1))\n"
+        "print(zlib.crc32(packed.arena.data))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, str(model.source)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = {process.communicate(timeout=120)[0].strip() for process in started}
+    assert all(process.returncode == 0 for process in started)
+    assert said == {str(zlib.crc32(load(model).arena.data))}
     assert len(list(folder.iterdir())) == 1
 
 

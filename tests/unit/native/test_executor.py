@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from outrider.core.errors import ConfigError, ContextLengthError, KVCacheFullError, UnknownNameError, UsageError
 from outrider.executors.base import COMMITTED, Segment
 from tests.support.models import random_model
-from tests.support.native import available_isas
+from tests.support.native import available_isas, formatted_model
 
 if not available_isas():
     pytest.skip("the native extension is not built", allow_module_level=True)
 
+from outrider import LLM
+from outrider.engine.runtime import _OpenAlike
 from outrider.executors.native.executor import NativeExecutor
 
 
@@ -34,10 +37,36 @@ def test_sizes(executor: NativeExecutor) -> None:
     assert build(kv_tokens=100, max_context=40).max_context == 40
     assert build(kv_tokens=100, page_size=32).total_tokens == 128
     assert executor.weight_bytes > 0
-    assert executor.quantization_error == 0
-    assert (
-        0 < build(quantization="int8").quantization_error < 0.01 < build(quantization="int4").quantization_error < 0.2
+
+
+def test_what_quantisation_cost_is_told_in_one_line(
+    executor: NativeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert executor.quantization_error is None
+    int8, int4 = (build(quantization=kind).quantization_error for kind in ("int8", "int4"))
+    assert int8 is not None
+    assert int4 is not None
+    assert 0 < int8.relative <= int8.worst < 0.01 < int4.relative <= int4.worst < 0.2
+    with caplog.at_level(logging.INFO):
+        llm = LLM(random_model("llama", num_layers=2), "none", executor="native", quantization="int4")
+    assert llm.quantization_error == int4
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "outrider.engine.llm"]
+    assert line.endswith(
+        f"quantised to int4: relative error {int4.relative:.3g} (root mean square), "
+        f"worst tensor {int4.worst_tensor} with {int4.worst:.3g}"
     )
+
+
+def test_a_quantised_draft_model_stays_as_it_is() -> None:
+    """The option is for float weights: asked of a float target, it must not make a quantised draft impossible."""
+    target = random_model("llama", num_layers=2)
+    draft, _ = formatted_model("llama", "Q8_0")
+    runtime = LLM(target, "none", executor="native", quantization="int4")._runtime
+    opened = _OpenAlike(runtime)(draft)
+    assert opened.quantization_error is None
+    assert _OpenAlike(runtime)(target).quantization_error is not None
+    with pytest.raises(ConfigError, match="for float weights"):
+        runtime.open_executor(draft)
 
 
 def test_prefix_and_pending_rows(executor: NativeExecutor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -54,7 +56,13 @@ def test_the_error_of_quantisation_is_reported(quantization: str, worst: float) 
         error = float((values - expected).norm() / expected.norm())
         assert place.error == pytest.approx(error, rel=1e-3)
         assert 0 < error < worst
-    assert packed.worst_error == max(place.error for place in packed.places)
+    total = packed.error(quantization)
+    assert total.worst == max(place.error for place in packed.places)
+    assert [place.error for place in packed.places if place.name == total.worst_tensor] == [total.worst]
+    weighed = [(math.prod(model.weights.raw(place.name).shape), place.error) for place in packed.places]
+    expected_square = sum(size * error**2 for size, error in weighed) / sum(size for size, _ in weighed)
+    assert total.relative == pytest.approx(math.sqrt(expected_square))
+    assert str(total).startswith(f"quantised to {quantization}: relative error ")
 
 
 def test_quantised_weights_are_not_quantised_again() -> None:

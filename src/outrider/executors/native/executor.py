@@ -67,8 +67,8 @@ class NativeExecutor(Executor):
         self._max_context = max_context or min(config.max_position, self.total_tokens)
         pool = _native.ThreadPool(threads or default_threads())
         packed = load_or_pack(model, quantization, pool, use_cache=packed_cache)
-        self.quantization_error = packed.worst_error
-        """Largest relative error (Frobenius norm) that quantising a float matrix brought in; 0 if none was."""
+        if quantization is not None:
+            self.quantization_error = packed.error(quantization)
         self.weight_bytes = sum(place.layout.bytes for place in packed.places)
         """Bytes of packed matrices; a forward pass reads them once, but for an untied embedding's."""
         self._session = _native.Session(

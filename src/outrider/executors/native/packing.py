@@ -6,6 +6,7 @@ or int8 or int4 in groups of 32 if that is asked for.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from outrider import _native
 from outrider.core.errors import ConfigError, UnsupportedModelError, UsageError
+from outrider.executors.base import QuantizationError
 from outrider.models.config import ModelConfig, weight_shapes
 
 if TYPE_CHECKING:
@@ -61,10 +63,12 @@ class PackedWeights:
     def matrices(self) -> Mapping[str, _native.PackedMatrix]:
         return {place.name: self.arena.matrix(place.offset, place.layout) for place in self.places}
 
-    @property
-    def worst_error(self) -> float:
-        """The largest relative error (Frobenius norm) that quantising a matrix here brought in."""
-        return max((place.error for place in self.places), default=0.0)
+    def error(self, quantization: str) -> QuantizationError:
+        """What quantising the matrices here brought in."""
+        sizes = [place.layout.n * place.layout.k for place in self.places]
+        squares = sum(size * place.error**2 for size, place in zip(sizes, self.places, strict=True))
+        worst = max(self.places, key=lambda place: place.error)
+        return QuantizationError(quantization, math.sqrt(squares / sum(sizes)), worst.error, worst.name)
 
 
 def pack_weights(

@@ -1,0 +1,76 @@
+"""Specifications in xgrammar's terms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from outrider.grammar.schema import check_schema
+from outrider.grammar.vocabulary import xgrammar
+
+if TYPE_CHECKING:
+    from outrider.core.structured import StructuredOutputs
+
+_LONGEST_WHITESPACE = 32
+"""Characters of white space in a row between the parts of a JSON text. A small model may otherwise go on with nothing
+but spaces until its tokens are used up, and the text would never become valid."""
+
+
+def grammar_of(spec: StructuredOutputs) -> Any:
+    """The ``xgrammar.Grammar`` of a specification. Raises what xgrammar raises, or SamplingParamsError."""
+    return _KINDS[spec.kind](getattr(spec, spec.kind))
+
+
+def _from_schema(text: str) -> Any:
+    check_schema(json.loads(text))
+    return xgrammar().Grammar.from_json_schema(text, max_whitespace_cnt=_LONGEST_WHITESPACE)
+
+
+def _from_json_object(_: bool) -> Any:
+    # Not strict: the keys of an object about which nothing is said may be any.
+    return xgrammar().Grammar.from_json_schema(
+        '{"type": "object"}', strict_mode=False, max_whitespace_cnt=_LONGEST_WHITESPACE
+    )
+
+
+def _from_regex(text: str) -> Any:
+    return xgrammar().Grammar.from_regex(text)
+
+
+def _from_ebnf(text: str) -> Any:
+    return xgrammar().Grammar.from_ebnf(text)
+
+
+def _from_choice(texts: tuple[str, ...]) -> Any:
+    return xgrammar().Grammar.from_ebnf("root ::= " + " | ".join(f'"{quoted(text)}"' for text in texts))
+
+
+def _from_structural_tag(text: str) -> Any:
+    for schema in _schemas_in(json.loads(text)):
+        check_schema(schema)
+    return xgrammar().Grammar.from_structural_tag(text)
+
+
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "json": _from_schema,
+    "json_object": _from_json_object,
+    "regex": _from_regex,
+    "grammar": _from_ebnf,
+    "choice": _from_choice,
+    "structural_tag": _from_structural_tag,
+}
+
+
+def quoted(text: str) -> str:
+    """``text`` as it stands between the quotation marks of a literal in GBNF."""
+    escapes = {'"': '\\"', "\\": "\\\\", **{chr(code): f"\\u{code:04x}" for code in (*range(32), 127)}}
+    return "".join(escapes.get(character, character) for character in text)
+
+
+def _schemas_in(tag: Any) -> list[Any]:
+    """The JSON schemas that a structural tag holds, wherever in it."""
+    if isinstance(tag, dict):
+        own = [tag["json_schema"]] if tag.get("type") == "json_schema" and "json_schema" in tag else []
+        return own + [found for key, part in tag.items() if key != "json_schema" for found in _schemas_in(part)]
+    return [found for part in tag for found in _schemas_in(part)] if isinstance(tag, list) else []
