@@ -69,7 +69,7 @@ def readable() -> list[int]:
     return [token for token in range(own.vocab_size) if token not in own.special_ids and is_text(token)]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # bounded, or a soak would see it grow
 def _row(key: tuple[int, ...]) -> torch.Tensor:
     row = np.random.default_rng(key).normal(size=tokenizer().vocab_size) * 3
     row[[token for token in range(len(row)) if token not in {*readable(), *tokenizer().end_ids}]] -= 30

@@ -1,4 +1,4 @@
-"""Structured output and tool calls over the API, for builds that have them."""
+"""Structured output and tool calls over the API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,9 +20,6 @@ from tests.serve import support
 from tests.serve.support import Running, endless, open_llm, serving
 from tests.serve.support import model as plain_model
 from tests.support.tokenizers import trained
-
-HAS_STRUCTURE = find_spec("outrider.core.structured") is not None
-needs_structure = pytest.mark.skipif(not HAS_STRUCTURE, reason="this build has no structured output")
 
 TOOLS: Any = [
     {
@@ -104,24 +100,6 @@ def ask(client: OpenAI, **options: Any) -> Any:
     )
 
 
-@pytest.mark.skipif(HAS_STRUCTURE, reason="this build has it")
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
-        ({"tools": TOOLS}, "tools"),
-        ({"extra_body": {"regex": "a+"}}, "regex"),
-        ({"extra_body": {"grammar": 'root ::= "a"'}}, "grammar"),
-    ],
-)
-def test_a_build_without_them_says_so(client: OpenAI, options: dict[str, Any], param: str) -> None:
-    with pytest.raises(BadRequestError, match="not available in this build") as raised:
-        ask(client, **options)
-    assert raised.value.param == param
-
-
-@needs_structure
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
@@ -166,14 +144,18 @@ def test_calls_are_read_from_the_answer(
     assert reason == ("tool_calls" if calls else "stop")
 
 
-@needs_structure
+@pytest.mark.parametrize("tools", [TOOLS, [{"type": "function", "function": {"name": "f"}}]])
+def test_a_model_that_knows_no_tools_says_so(client: OpenAI, tools: Any) -> None:
+    with pytest.raises(BadRequestError, match="no place for tools"):
+        ask(client, tools=tools)
+
+
 def test_without_a_choice_of_tools_calls_are_text(answering: Any) -> None:
     client = answering(scripted(CALL)).client()
     message = ask(client, tools=TOOLS, tool_choice="none").choices[0].message
     assert (message.content, message.tool_calls) == (CALL, None)
 
 
-@needs_structure
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
 def test_a_call_can_be_forced(answering: Any, choice: Any, stream: bool) -> None:
@@ -191,7 +173,6 @@ def test_a_call_can_be_forced(answering: Any, choice: Any, stream: bool) -> None
     assert json.loads(arguments)["city"] in ("Oslo", "Rome")
 
 
-@needs_structure
 def test_results_of_tools_can_be_sent_back(answering: Any) -> None:
     running = answering(scripted(CALL))
     client = running.client()
@@ -204,7 +185,6 @@ def test_results_of_tools_can_be_sent_back(answering: Any) -> None:
     assert ask(client, messages=history, tools=TOOLS).usage.prompt_tokens > 0
 
 
-@needs_structure
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("options", "check"),
@@ -231,7 +211,6 @@ def test_structured_answers_are_valid_or_cut_by_the_limit(
     assert text == answer.choices[0].message.content
 
 
-@needs_structure
 @pytest.mark.parametrize(
     ("options", "param"),
     [

@@ -1,11 +1,10 @@
 """All that the server knows of the engine, of structured output and of tool calls is in this module.
 
-Where this build lacks one of them, a request for it is refused by name; nothing is ever ignored.
+Where the engine lacks something, a request for it is refused by name; nothing is ever ignored.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import threading
@@ -13,9 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from outrider.chat.tools import CallStart, ContentPiece, ToolCallParser, constraint
+from outrider.core import config
 from outrider.core.errors import UsageError
 from outrider.core.sampling import SamplingParams
+from outrider.core.structured import StructuredOutputs
 from outrider.engine.outputs import SpeculationStats
+from outrider.grammar import prepare
 from outrider.serve.errors import APIError, not_available
 
 if TYPE_CHECKING:
@@ -93,40 +96,32 @@ class EngineAdapter:
 
     def describe(self) -> dict[str, str]:
         """What runs here, for logs and metrics."""
-        config = self._llm.speculative_config
-        return {"executor": self._llm.executor_name, "method": config.method, "acceptance": config.acceptance}
+        own = self._llm.speculative_config
+        return {"executor": self._llm.executor_name, "method": own.method, "acceptance": own.acceptance}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool = True
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, generate: bool = True
     ) -> list[int]:
-        """A conversation as token ids. Raises UsageError if the template rejects it, APIError for tools without use."""
-        if not tools:
-            return self.tokenizer.encode_chat(messages, add_generation_prompt=generate)
-        if "tools" not in inspect.signature(self.tokenizer.encode_chat).parameters:
-            raise not_available("tools", "tools")
-        encode: Any = self.tokenizer.encode_chat
-        ids: list[int] = encode(messages, add_generation_prompt=generate, tools=tools)
-        return ids
+        """A conversation as token ids. Raises a UsageError if the template rejects it, or has no place for tools."""
+        return self.tokenizer.encode_chat(messages, add_generation_prompt=generate, tools=tools or None)
 
-    def sampling_params(self, values: Mapping[str, Any], structure: Any, param: str) -> SamplingParams:
-        """`SamplingParams`, bound to ``structure`` if there is one.
+    def sampling_params(
+        self, values: Mapping[str, Any], structure: StructuredOutputs | Mapping[str, Any] | None, param: str
+    ) -> SamplingParams:
+        """`SamplingParams`, bound to ``structure`` if there is one, which is compiled here.
 
-        structure: what `forced_call` gave; or one of json, json_object, regex and grammar, with its value.
-        param: the field of the request that asks for it. Raises SamplingParamsError, or APIError if it cannot be done.
+        structure: what `forced_call` gave, or the fields of a `StructuredOutputs`. param: the field of the request that
+        asks for it. Raises SamplingParamsError, or APIError that names the field if the structure cannot be used.
         """
         if structure is None:
             return SamplingParams(**values)
-        structured = _attribute("outrider.core.structured", "StructuredOutputs")
-        if structured is None or "structured_outputs" not in {item.name for item in fields(SamplingParams)}:
-            raise not_available("structured output", param)
         try:
             if isinstance(structure, Mapping):
-                structure = structured(**structure)
-            prepare = _attribute("outrider.grammar", "prepare")
-            if prepare is not None:  # compiled here, not under the lock that all new requests go through
-                prepare(self._llm.model, SamplingParams(**{"structured_outputs": structure}))
+                structure = StructuredOutputs(**structure)
+            # Not under the lock that all new requests go through: a large schema takes its time.
+            prepare(self._llm.model, SamplingParams(structured_outputs=structure))
         except UsageError as error:
             raise APIError(400, str(error), param=param, code="invalid_value") from None
         return SamplingParams(**{**values, "structured_outputs": structure})
@@ -145,7 +140,7 @@ class EngineAdapter:
         if priority is not None:
             options["priority"] = priority
         if speculative is not None:
-            override = _attribute("outrider.core.config", "SpeculativeOverride")
+            override = getattr(config, "SpeculativeOverride", None)
             options["speculation"] = override(**speculative) if override else None
         for option, param in (("priority", "priority"), ("speculation", "speculative")):
             if option in options and option not in self._new_request_options:
@@ -208,29 +203,23 @@ class EngineAdapter:
     # -- tool calls ----------------------------------------------------------------------------------------------------
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
-        """Reads the calls in one answer. Raises a UsageError if the model knows no tools, APIError if this build has
-        none.
-        """
-        parser = _attribute("outrider.chat.tools", "ToolCallParser")
-        if parser is None:
-            raise not_available("tools", "tools")
-        return ToolReader(parser.for_model(self._llm.model, tools))
+        """Reads the calls in one answer. Raises a UsageError for tools that are none, or a model that knows none."""
+        return ToolReader(ToolCallParser.for_model(self._llm.model, tools))
 
-    def forced_call(self, tools: Sequence[Mapping[str, Any]], choice: Any, parallel: bool) -> Any:
+    def forced_call(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, *, parallel: bool
+    ) -> StructuredOutputs | None:
         """What holds an answer to a call, "required" or of a named tool; None where the model is free.
 
-        Raises a UsageError or APIError, as `tool_reader`.
+        parallel: whether there may be several. Raises a UsageError, as `tool_reader` does.
         """
-        constraint = _attribute("outrider.chat.tools", "constraint")
-        if constraint is None:
-            raise not_available("tool_choice", "tool_choice")
         return constraint(self._llm.model, tools, choice, parallel=parallel)
 
 
 class ToolReader:
     """Splits one answer into content and calls: at once, or as it comes. calls: how many there have been so far."""
 
-    def __init__(self, parser: Any) -> None:
+    def __init__(self, parser: ToolCallParser) -> None:
         self._parser = parser
         self.calls = 0
 
@@ -242,12 +231,11 @@ class ToolReader:
 
     def feed(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCallPiece]]:
         """New content and new pieces of calls; ``last``: the answer ends with this text."""
-        events = [*self._parser.feed(text), *(self._parser.finish() if last else ())]
         content, pieces = "", []
-        for event in events:
-            if hasattr(event, "text"):
+        for event in [*self._parser.feed(text), *(self._parser.finish() if last else ())]:
+            if isinstance(event, ContentPiece):
                 content += event.text
-            elif hasattr(event, "name"):
+            elif isinstance(event, CallStart):
                 self.calls = event.index + 1
                 pieces.append(ToolCallPiece(event.index, event.id, event.name))
             else:
@@ -261,13 +249,3 @@ def is_internal(error: str | None) -> bool:
     Its words are for the log. Those of our own errors begin in lower case, and are for the client as well.
     """
     return error is not None and re.match(r"[A-Z]\w*: ", error) is not None
-
-
-def _attribute(module: str, name: str) -> Any:
-    """What ``module`` holds under ``name``; None where this build has no such module or name."""
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            return None
-        raise UsageError(f"{module} needs {error.name}, which is not installed") from None

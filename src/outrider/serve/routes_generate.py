@@ -31,7 +31,7 @@ async def completions(http: Request) -> Response:
 
     def work() -> Work:
         params = service.adapter.sampling_params(body.sampling_values(), structure, param)
-        return Work([service.encode(p) if isinstance(p, str) else p for p in prompts], params)
+        return Work([tokenizer.encode(p) if isinstance(p, str) else p for p in prompts], params)
 
     generation = await service.generate(body, len(prompts) * body.choices, work, call)
     echoed = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if body.echo else None
@@ -51,7 +51,7 @@ async def chat_completions(http: Request) -> Response:
     def work() -> Work:
         structure, param = structure_of({**_extras(body), **_chat_structures(service, body, tools)})
         params = service.adapter.sampling_params(body.sampling_values(), structure, param)
-        return Work([service.encode_chat(messages, tools)], params)
+        return Work([service.adapter.encode_chat(messages, tools)], params)
 
     generation = await service.generate(body, body.choices, work, call)
     return await _answer(http, body, generation, ChatWriter(body, service.adapter.tokenizer, readers), call)
@@ -85,5 +85,7 @@ def _chat_structures(service: Service, body: ChatRequest, tools: list[dict[str, 
         found["response_format"] = {"json": schema.schema_} if schema is not None else {"json_object": True}
     if tools and body.tool_choice not in (None, "auto"):
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, ForcedTool) else body.tool_choice
-        found["tool_choice"] = service.adapter.forced_call(tools, choice, body.parallel_tool_calls is not False)
+        found["tool_choice"] = service.adapter.forced_call(
+            tools, choice, parallel=body.parallel_tool_calls is not False
+        )
     return found

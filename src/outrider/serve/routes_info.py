@@ -58,7 +58,7 @@ async def tokenize(http: Request) -> Response:
     def encode() -> list[int]:
         if body.messages is not None:
             generate = body.add_generation_prompt is not False
-            return service.encode_chat([message.template_form() for message in body.messages], [], generate=generate)
+            return service.adapter.encode_chat([m.template_form() for m in body.messages], [], generate=generate)
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
     ids = await asyncio.to_thread(encode)

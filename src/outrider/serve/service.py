@@ -21,6 +21,7 @@ from outrider.serve.respond import Deadline
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
     from outrider.engine.llm import LLM
+    from outrider.engine.request import Request as EngineRequest
     from outrider.serve.config import ServerConfig
     from outrider.serve.generation import Generation
     from outrider.serve.protocol.sampling import SamplingFields
@@ -130,12 +131,14 @@ class Service:
         self.check_model(body.model)
         self.check_room(answers)
         requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+        if self.draining:
+            raise draining()
         self.check_room(answers)  # others came while this one was made ready
         for request in requests[:: body.choices]:
             self.metrics.count_prompt(len(request.prompt))
         return self.engine.submit(requests, call.arrival)
 
-    def _requests(self, body: SamplingFields, work: Callable[[], Work], tenant: str) -> list[Any]:
+    def _requests(self, body: SamplingFields, work: Callable[[], Work], tenant: str) -> list[EngineRequest]:
         made = work()
         limit = self.config.max_prompt_tokens
         for prompt in made.prompts:
@@ -154,16 +157,6 @@ class Service:
             for prompt in made.prompts
             for params in seeded(made.params, body.seed, body.choices)
         ]
-
-    def encode(self, text: str) -> list[int]:
-        """A prompt as token ids. Raises a UsageError."""
-        return self.adapter.tokenizer.encode(text)
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, generate: bool = True
-    ) -> list[int]:
-        """A conversation as token ids. Raises a UsageError or APIError."""
-        return self.adapter.encode_chat(messages, tools, generate)
 
 
 def seeded(params: SamplingParams, seed: int | None, choices: int) -> list[SamplingParams]:
