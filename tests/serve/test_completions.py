@@ -196,6 +196,8 @@ def test_a_stream_ends_with_usage_if_asked(client: OpenAI) -> None:
 def test_usage_says_what_speculation_did(client: OpenAI) -> None:
     got = client.completions.create(model="tiny", prompt="a b a b a b", temperature=0, max_tokens=100)
     assert got.usage is not None
+    assert got.usage.prompt_tokens_details is not None
+    assert 0 <= (got.usage.prompt_tokens_details.cached_tokens or 0) < got.usage.prompt_tokens
     stats = got.usage.speculative  # type: ignore[attr-defined]
     assert 0 < stats["drafted"] <= sum(stats["drafted_by_source"].values())
     assert stats["accepted"] == sum(stats["accepted_by_position"])

@@ -23,6 +23,7 @@ from outrider.serve.errors import APIError, not_available
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
+    from outrider.engine.outputs import RequestOutput
     from outrider.engine.request import Request
     from outrider.models.tokenizer import Tokenizer
 
@@ -241,6 +242,11 @@ class ToolReader:
             else:
                 pieces.append(ToolCallPiece(event.index, arguments=event.arguments))
         return content, pieces
+
+
+def cached_tokens(output: RequestOutput) -> int:
+    """Prompt tokens of an answer that were in the prefix cache; 0 where the engine has none."""
+    return getattr(output, "cached_tokens", 0)
 
 
 def is_internal(error: str | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.engine.outputs import SpeculationStats
+from outrider.serve.engine_adapter import cached_tokens
 from outrider.serve.protocol.answers import Usage
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def usage(outputs: Sequence[RequestOutput], choices: int) -> Usage:
     total = SpeculationStats.total(output.statistics for output in outputs)
     return {
         "prompt_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": sum(map(cached_tokens, outputs))},
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "speculative": {

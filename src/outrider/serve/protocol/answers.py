@@ -42,10 +42,17 @@ class SpeculativeUsage(TypedDict):
     lossy: bool
 
 
+class PromptTokensDetails(TypedDict):
+    """cached_tokens: tokens of the prompts that were found in the prefix cache, over all answers."""
+
+    cached_tokens: int
+
+
 class Usage(TypedDict):
     """Tokens, over all answers of the request; a prompt counts once."""
 
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
     total_tokens: int
     speculative: SpeculativeUsage
