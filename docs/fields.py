@@ -20,6 +20,11 @@ from outrider.cli.parser import field_help
 from outrider.cli.speculation import SGLANG_ALGORITHMS
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.sampling import SamplingParams
+from outrider.serve.config import ServerConfig
+from outrider.serve.metrics import COUNTERS, GAUGES, PREFIX
+from outrider.serve.protocol.chat import ChatMessage, ChatRequest, Function, JsonSchema
+from outrider.serve.protocol.completions import CompletionRequest
+from outrider.serve.protocol.sampling import StreamOptions
 
 DOCS = Path(__file__).parent
 
@@ -36,10 +41,39 @@ def two_columns(head: tuple[str, str], entries: dict[str, str]) -> list[str]:
     return [f"| {head[0]} | {head[1]} |", "| --- | --- |", *(f"| `{a}` | {b} |" for a, b in entries.items())]
 
 
+def refused_fields() -> dict[str, str]:
+    """Fields of OpenAI's API that the server refuses, with what to do instead."""
+    found: dict[str, str] = {}
+    for body in (CompletionRequest, ChatRequest, ChatMessage):
+        found |= {name: why for name, why in body.refused.items() if name not in found}
+    return dict(sorted(found.items()))
+
+
+def fields_without_effect() -> dict[str, str]:
+    """Fields of OpenAI's API that the server accepts and does nothing with, with the reason where there is one."""
+    found: dict[str, str] = {}
+    for body in (ChatRequest, ChatMessage, Function, JsonSchema, StreamOptions):
+        for name, item in body.model_fields.items():
+            text = item.description or ""
+            if text.startswith("without effect"):
+                found[name] = text.removeprefix("without effect").removeprefix(": ") or "accepted"
+    return dict(sorted(found.items()))
+
+
+def metric_names() -> dict[str, str]:
+    """The engine's own figures in /metrics."""
+    gauges = {PREFIX + name: text for name, (_, text) in GAUGES.items()}
+    return gauges | {f"{PREFIX}{name}_total": text for name, (_, text) in COUNTERS.items()}
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "SpeculativeConfig": lambda: config_table(SpeculativeConfig),
     "SamplingParams": lambda: config_table(SamplingParams),
     "EngineConfig": lambda: config_table(EngineConfig),
+    "ServerConfig": lambda: config_table(ServerConfig),
+    "refused": lambda: two_columns(("field", "why, or what to do instead"), refused_fields()),
+    "ineffective": lambda: two_columns(("field", "why"), fields_without_effect()),
+    "metrics": lambda: two_columns(("metric", "meaning"), metric_names()),
     "definitions": lambda: two_columns(("figure", "definition"), DEFINITIONS),
     "sglang": lambda: two_columns(
         ("`--speculative-algorithm`", "`method`"), {name: f"`{own}`" for name, own in SGLANG_ALGORITHMS.items()}

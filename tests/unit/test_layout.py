@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "outrider"
 
 LAYERS = (
-    ("cli", "server"),
+    ("cli",),
+    ("serve",),
     ("bench", "audit", "train", "interop"),
     ("engine",),
     ("drafters", "acceptance"),
@@ -43,6 +44,8 @@ HEAVY = (
     "huggingface_hub",
     "jinja2",
     "tqdm",
+    "fastapi",
+    "pydantic",
     "matplotlib",
     "xgrammar",
 )

@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": ("[OPTIONS] [PROMPT]", "answer one prompt, or compare with and without speculation"),
     "chat": ("[OPTIONS] [MODEL]", "talk to a model in the terminal"),
     "models": ("[OPTIONS] [fetch NAME]", "list the models that have a short name, and fetch them"),
+    "serve": ("[OPTIONS] [MODEL]", "serve a model over HTTP, as OpenAI's API does"),
     "bench": ("[OPTIONS] [MODEL]", "measure methods against plain decoding, prompt by prompt"),
 }
 """Name -> usage and help. The command's module has its name, and holds ``add_arguments(parser)`` and ``run(args)``."""

@@ -11,6 +11,7 @@ from outrider.cli.main import build_parser
 from outrider.cli.parser import Parser, add_fields, field_help, given
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.sampling import SamplingParams
+from outrider.serve.config import ServerConfig
 
 OPTIONS_OF_THEIR_OWN = ("structured_outputs",)
 """Fields that are several options on the command line (see `outrider.cli.options.add_structured`)."""
@@ -22,7 +23,7 @@ def parsed(cls: type[Any], *words: str) -> dict[str, Any]:
     return given(parser.parse(words), "x")
 
 
-@pytest.mark.parametrize("cls", [SamplingParams, SpeculativeConfig, EngineConfig])
+@pytest.mark.parametrize("cls", [SamplingParams, SpeculativeConfig, EngineConfig, ServerConfig])
 def test_every_field_has_an_option_with_help(cls: type[Any]) -> None:
     names = [item.name for item in fields(cls)]
     assert set(field_help(cls)) == set(names)

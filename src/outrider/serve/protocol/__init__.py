@@ -1,0 +1,1 @@
+"""Bodies of requests and answers, as OpenAI's clients write and read them."""

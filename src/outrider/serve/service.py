@@ -1,0 +1,179 @@
+"""What the routes share: who may ask, for how much, and the way from a body to a running generation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from outrider.serve.async_engine import AsyncEngine
+from outrider.serve.auth import Keys, load_keys, tenant_of
+from outrider.serve.engine_adapter import EngineAdapter
+from outrider.serve.errors import APIError, draining, engine_failed
+from outrider.serve.metrics import Metrics
+from outrider.serve.protocol.base import Body, read
+from outrider.serve.respond import Deadline
+
+if TYPE_CHECKING:
+    from outrider.core.sampling import SamplingParams
+    from outrider.engine.llm import LLM
+    from outrider.engine.request import Request as EngineRequest
+    from outrider.serve.config import ServerConfig
+    from outrider.serve.generation import Generation
+    from outrider.serve.protocol.sampling import SamplingFields
+
+B = TypeVar("B", bound=Body)
+
+_SEEDS = 1 << 64
+_PATIENCE_WITH_BODIES = 4
+"""Times the limit that is read, and thrown away, of a body that is too large: most clients read no answer before."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request that may use the engine. arrival: on the clock of `time.perf_counter`."""
+
+    key: str
+    arrival: float
+    deadline: Deadline
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a request comes down to. prompts: token ids. params: those of every answer, but for the seed."""
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+
+
+class Service:
+    """One model, one engine, one configuration."""
+
+    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+        self.config = config
+        self.adapter = EngineAdapter(llm)
+        self.names = tuple(config.served_model_name) or (self.adapter.model_name,)
+        self.created = int(time.time())
+        self.metrics = Metrics({"model_name": self.names[0], **self.adapter.describe()})
+        self.engine = AsyncEngine(self.adapter, self.metrics)
+        self.draining = False
+        self._keys = Keys(load_keys(config))
+
+    # -- before the body is read ---------------------------------------------------------------------------------------
+
+    def check_key(self, http: Request) -> str:
+        """The key that was sent. Raises APIError (401)."""
+        return self._keys.check(http)
+
+    def enter(self, http: Request) -> Call:
+        """Let a request in. Raises APIError: 401 without a valid key, 503 while draining, 500 if the engine is dead."""
+        key = self.check_key(http)
+        if self.draining:
+            raise draining()
+        if not self.engine.alive:
+            raise engine_failed()
+        return Call(key, time.perf_counter(), Deadline(self.config.request_timeout))
+
+    async def body(self, http: Request, cls: type[B], call: Call) -> B:
+        """The body of a request. Raises APIError: 415, 413, 400, or 504 if it does not come in time."""
+        # A web page may send other types across origins without being asked; it may not send this one.
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise APIError(415, "send the body with the header 'Content-Type: application/json'")
+        async with call.deadline.enforced():
+            data = await self._read(http)
+        return read(cls, data)
+
+    async def _read(self, http: Request) -> bytes:
+        limit = self.config.max_body_bytes
+        data = bytearray()
+        size = 0
+        try:
+            async for chunk in http.stream():
+                size += len(chunk)
+                if size <= limit:
+                    data += chunk
+                elif size > _PATIENCE_WITH_BODIES * limit:
+                    break
+        except ClientDisconnect:
+            raise APIError(400, "the body ended early") from None
+        if size > limit:
+            message = f"the body has more than the {limit} bytes allowed here"
+            raise APIError(413, message, code="body_too_large", headers={"Connection": "close"})
+        return bytes(data)
+
+    # -- from a body to a generation -----------------------------------------------------------------------------------
+
+    def check_model(self, name: str | None) -> None:
+        """Raises APIError (404) for a model that is not the one served here."""
+        if name is not None and name not in self.names:
+            message = f"there is no model {name[:200]!r} here; this server has {', '.join(self.names)}"
+            raise APIError(404, message, param="model", code="model_not_found")
+
+    def check_room(self, answers: int) -> None:
+        """Raises APIError: 400 for more answers than one request may have, 429 while there is no room for them."""
+        if answers > self.config.max_choices:
+            message = f"{answers} answers (prompts times n) are asked for, and {self.config.max_choices} allowed"
+            raise APIError(400, message, param="n", code="invalid_value")
+        if self.engine.in_flight + answers > self.config.max_concurrent_requests:
+            message = f"the server is busy with {self.engine.in_flight} answers; try again later"
+            headers = {"Retry-After": "1"}
+            raise APIError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+    async def generate(self, body: SamplingFields, answers: int, work: Callable[[], Work], call: Call) -> Generation:
+        """Queue what ``work`` makes of the body: it encodes prompts and compiles grammars, in another thread.
+
+        answers: prompts times n. Raises APIError or a UsageError.
+        """
+        self.check_model(body.model)
+        self.check_room(answers)
+        requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+        if self.draining:
+            raise draining()
+        self.check_room(answers)  # others came while this one was made ready
+        for request in requests[:: body.choices]:
+            self.metrics.count_prompt(len(request.prompt))
+        return self.engine.submit(requests, call.arrival)
+
+    def _requests(self, body: SamplingFields, work: Callable[[], Work], tenant: str) -> list[EngineRequest]:
+        made = work()
+        limit = self.config.max_prompt_tokens
+        for prompt in made.prompts:
+            if limit is not None and len(prompt) > limit:
+                message = f"the prompt has {len(prompt)} tokens; at most {limit} are allowed here"
+                raise APIError(400, message, param="prompt", code="context_length_exceeded")
+        speculative = body.speculative.model_dump(exclude_none=True) if body.speculative else None
+        return [
+            self.adapter.new_request(
+                prompt,
+                params,
+                tenant=tenant,
+                priority=body.priority,
+                speculative=speculative,
+            )
+            for prompt in made.prompts
+            for params in seeded(made.params, body.seed, body.choices)
+        ]
+
+
+def seeded(params: SamplingParams, seed: int | None, choices: int) -> list[SamplingParams]:
+    """Parameters of each answer to one prompt: the i-th has seed + i, so that each can be had again alone."""
+    if seed is None:
+        return [params] * choices
+    return [replace(params, seed=(seed + index) % _SEEDS) for index in range(choices)]
+
+
+def structure_of(given: Mapping[str, Any]) -> tuple[Any, str]:
+    """The one structure among those that fields of a request ask for (None: it does not), and that field.
+
+    Raises APIError (400) if there are several.
+    """
+    asked = {name: structure for name, structure in given.items() if structure is not None}
+    if len(asked) > 1:
+        raise APIError(400, f"{' and '.join(asked)} cannot be combined; send one of them", param=next(iter(asked)))
+    for name, structure in asked.items():
+        return structure, name
+    return None, ""

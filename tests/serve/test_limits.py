@@ -1,0 +1,182 @@
+"""Keys, sizes, times and numbers."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from pathlib import Path
+
+import pytest
+from openai import APIStatusError, AuthenticationError, RateLimitError
+
+from outrider.core.errors import ConfigError
+from outrider.serve.auth import load_keys, tenant_of
+from outrider.serve.config import ServerConfig
+from tests.serve.support import endless, get, open_llm, post, serving
+
+BODY = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+
+
+def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\n\n  second \n")
+    monkeypatch.setenv("OUTRIDER_API_KEY", "third, fourth")
+    config = ServerConfig(api_key=["zeroth", "first"], api_key_file=str(file))
+    assert load_keys(config) == ("zeroth", "first", "second", "third", "fourth")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("\n", "holds no key"), ("two words", "without spaces"), ("schlüssel", "ASCII")]
+)
+def test_a_key_that_no_header_can_carry(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))
+
+
+def test_a_key_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
+
+
+def test_keys_are_needed_where_there_are_some() -> None:
+    with serving(open_llm(), api_key=["one", "two"]) as running:
+        for key in ("one", "two"):
+            assert running.client(key).completions.create(model="tiny", prompt="x", max_tokens=1).choices
+        for key in ("three", "on", "onetwo"):
+            with pytest.raises(AuthenticationError):
+                running.client(key).models.list()
+        for path in ("/v1/completions", "/tokenize", "/detokenize", "/v1/chat/completions"):
+            status, headers, answer = post(running, path, {})
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+            assert answer["error"]["code"] == "invalid_api_key"
+        assert post(running, "/v1/completions", BODY, {"Authorization": "Basic one"})[0] == 401
+        assert post(running, "/v1/completions", BODY, {"Authorization": "bearer two"})[0] == 200
+        assert [get(running, path)[0] for path in ("/v1/models", "/health", "/ready")] == [401, 200, 200]
+        assert running.metrics()
+
+
+def test_a_tenant_is_a_key_and_a_salt() -> None:
+    names = {tenant_of(key, salt) for key in ("", "a", "b") for salt in (None, "a", "b")}
+    assert len(names) == 9
+    assert tenant_of("ab", "c") != tenant_of("a", "bc")
+    assert tenant_of("a", "") == tenant_of("a", None) == tenant_of("a", None)
+    assert "secret" not in tenant_of("secret", "secret")
+
+
+def test_bodies_have_a_limit() -> None:
+    with serving(open_llm(), max_body_bytes=1000) as running:
+        status, _, answer = post(running, "/v1/completions", {**BODY, "prompt": "x" * 2000})
+        assert (status, "1000 bytes" in answer["error"]["message"]) == (413, True)
+        # Without a length in front, too.
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        chunks = [b"x" * 400 for _ in range(5)]
+        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        connection.request("POST", "/v1/completions", iter(chunks), headers, encode_chunked=True)
+        assert connection.getresponse().status == 413
+        connection.close()
+        assert post(running, "/v1/completions", BODY)[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_web_page_cannot_send_what_is_read(kind: str) -> None:
+    with serving(open_llm()) as running:
+        assert post(running, "/v1/completions", BODY, {"Content-Type": kind})[0] == 415
+        assert post(running, "/v1/completions", BODY, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+
+
+def test_cross_origin_requests_are_off_unless_asked_for() -> None:
+    import urllib.request
+
+    for origins, allowed in (([], None), (["https://a.example"], "https://a.example")):
+        with serving(open_llm(), cors_origin=origins) as running:
+            request = urllib.request.Request(f"{running.url}/health", headers={"Origin": "https://a.example"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert answer.headers["access-control-allow-origin"] == allowed
+
+
+def test_prompts_have_a_limit() -> None:
+    with serving(open_llm(), max_prompt_tokens=5) as running:
+        assert post(running, "/v1/completions", {**BODY, "prompt": [[1, 2, 3, 4, 5]]})[0] == 200
+        status, _, answer = post(running, "/v1/completions", {**BODY, "prompt": [[1], [1, 2, 3, 4, 5, 6]]})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_answers_of_one_request_have_a_limit() -> None:
+    with serving(open_llm(), max_choices=4) as running:
+        assert post(running, "/v1/completions", {**BODY, "prompt": ["a", "b"], "n": 2})[0] == 200
+        assert post(running, "/v1/completions", {**BODY, "prompt": ["a", "b", "c"], "n": 2})[0] == 400
+        assert post(running, "/v1/completions", {**BODY, "n": 5})[0] == 400
+
+
+def test_a_busy_server_says_when_to_come_again() -> None:
+    with serving(open_llm(endless), max_concurrent_requests=3) as running:
+        running.target.pause = 0.02
+        client = running.client()
+        streams = [client.completions.create(model="tiny", prompt="x", max_tokens=300, stream=True) for _ in range(3)]
+        with pytest.raises(RateLimitError) as raised:
+            client.completions.create(model="tiny", prompt="x", max_tokens=1)
+        assert raised.value.response.headers["retry-after"] == "1"
+        assert raised.value.type == "rate_limit_error"
+        streams[0].close()
+        for _ in range(500):
+            if running.service.engine.in_flight < 3:
+                break
+            threading.Event().wait(0.01)
+        assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices
+        for stream in streams:
+            stream.close()
+        assert running.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_request_has_a_time(stream: bool) -> None:
+    with serving(open_llm(endless), request_timeout=0.5) as running:
+        running.target.pause = 0.02
+        client = running.client()
+
+        def ask() -> None:
+            answer = client.completions.create(model="tiny", prompt="x", max_tokens=400, stream=stream)
+            for _ in answer if stream else ():
+                pass
+
+        with pytest.raises(Exception, match=r"more than the 0\.5 seconds") as raised:
+            ask()
+        if not stream:
+            assert isinstance(raised.value, APIStatusError)
+            assert raised.value.status_code == 504
+            assert raised.value.response.headers["x-should-retry"] == "false"
+        assert running.settled()
+
+
+def test_a_body_that_does_not_come_in_time() -> None:
+    with serving(open_llm(), request_timeout=0.3) as running:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"model"')
+        assert connection.getresponse().status == 504
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"port": 70000}, "port=70000"),
+        ({"host": ""}, "host is empty"),
+        ({"max_choices": 0}, "max_choices=0"),
+        ({"request_timeout": 0}, "request_timeout=0"),
+        ({"drain_timeout": float("nan")}, "drain_timeout=nan"),
+        ({"api_key": ["a", ""]}, "api_key holds an empty entry"),
+    ],
+)
+def test_settings_check_themselves(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ServerConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_what_only_this_machine_can_reach() -> None:
+    local = [ServerConfig(host=host).is_local for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    assert local == [True, True, True, False, False]
+    assert ServerConfig().is_local

@@ -1,0 +1,112 @@
+"""Bodies that nobody should send: each gets a 4xx in OpenAI's form, and the next good request is right."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from tests.serve.support import Running, post
+
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": "tiny", "prompt": "The quick", "max_tokens": 4, "temperature": 0},
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+    "/tokenize": {"prompt": "The quick"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+WRONG_VALUES: list[Any] = [
+    *(True, {}, [], [[]], [None], {"a": 1}, [{"a": []}], -1, -(10**30), 10**30, 1.5, "", "\x00", "1", [1, "a"]),
+    *([[1], ["a"]], {"type": "x"}, [{"role": "user", "content": None}], [{"role": "user", "content": []}]),
+]
+RAW = [
+    b"",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"{",
+    b"\xff\xfe{}",
+    b'{"model": "tiny", "prompt": "\xc3\x28"}',
+    b'{"model": "tiny", "prompt": "\\ud800"}',
+    b'{"model": "tiny", "prompt": "\\udc00 x"}',
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud83d"}]}',
+    b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+    b'{"model": "tiny", "prompt": "x", "temperature": Infinity}',
+    b'{"model": "tiny", "prompt": "x", "temperature": 1e999}',
+    b'{"model": "tiny", "prompt": "x", "seed": ' + b"9" * 4000 + b"}",
+    b'{"model": "tiny", "prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    b'{"model": "tiny", "prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"model": "tiny", "messages": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    b'{"model": "tiny", "messages": []}',
+    b'{"model": "tiny", "messages": [{}]}',
+    b'{"model": "tiny", "prompt": "' + b"a" * 1_000_000 + b'"}',
+    b'{"model": "' + b"a" * 1_000_000 + b'", "prompt": "x"}',
+    b'{"' + b"a" * 1_000_000 + b'": 1}',
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a " * 500_000 + b'"}]}',
+    b'{"model": "tiny", "prompt": "x", "stop": "' + b"a" * 1_000_000 + b'", "max_tokens": 0}',
+    b'{"model": "tiny", "prompt": [' + b"1," * 400_000 + b"1]}",
+    b'{"tokens": [' + b"99999999999," * 100 + b"1]}",
+    b'{"prompt": 1}',
+]
+
+
+def broken(rng: random.Random, good: dict[str, Any]) -> bytes:
+    """A good body with one thing about it wrong."""
+    body = json.loads(json.dumps(good))
+    kind = rng.choice(["truncated", "flipped", "value", "field", "missing"])
+    if kind == "missing":
+        del body[rng.choice([key for key in body if key not in ("max_tokens", "temperature")])]
+    elif kind == "field":
+        body["".join(rng.choices("abcdefgh_\u00e9\u4e2d", k=rng.randint(1, 12)))] = rng.choice(WRONG_VALUES)
+    elif kind == "value":
+        body[rng.choice(list(body))] = rng.choice([v for v in WRONG_VALUES if v not in ("1", "", "\x00", [])])
+    text = json.dumps(body).encode()
+    if kind == "truncated":
+        return text[: rng.randrange(len(text))]
+    if kind == "flipped":
+        at = rng.randrange(len(text))
+        return text[:at] + bytes([rng.choice([0, 0x80, 0xFF, 0x0A])]) + text[at + 1 :]
+    return text
+
+
+def check_good(server: Running, plain: LLM) -> None:
+    status, _, answer = post(server, "/v1/completions", GOOD["/v1/completions"])
+    assert status == 200
+    assert answer["choices"][0]["text"] == plain.generate("The quick", SamplingParams(max_tokens=4))[0].text
+
+
+def check_refused(server: Running, path: str, body: bytes) -> None:
+    status, _, answer = post(server, path, body)
+    assert 400 <= status < 500, (path, body[:200], status)
+    assert set(answer) == {"error"}, answer
+    error = answer["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert len(error["message"]) < 2000
+    assert "Traceback" not in error["message"]
+
+
+@pytest.mark.parametrize("raw", range(len(RAW)))
+def test_a_body_that_nobody_should_send(server: Running, plain: LLM, raw: int) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        check_refused(server, path, RAW[raw])
+    check_good(server, plain)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hundred_bodies_with_one_thing_wrong(server: Running, plain: LLM, seed: int) -> None:
+    rng = random.Random(seed)
+    refused = 0
+    while refused < 100:
+        path = rng.choice(list(GOOD))
+        body = broken(rng, GOOD[path])
+        status, _, answer = post(server, path, body)
+        assert status < 500, (path, body, answer)
+        # A flipped byte inside a text, say, makes another good body.
+        if status != 200:
+            check_refused(server, path, body)
+            refused += 1
+    check_good(server, plain)
+    assert server.settled()
