@@ -170,6 +170,8 @@ class SpeculativeOverride:
             raise ConfigError(f"speculative method={self.method!r} must be a string")
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= limit):
             raise ConfigError(f"num_speculative_tokens={number!r} must be a whole number from 1 to {limit}")
+        if len(set(self.members)) < len(self.members):
+            raise ConfigError(f"method {self.method!r} names a drafter twice; name it once")
         if "none" in self.members:
             if len(self.members) > 1:
                 raise ConfigError(f"method {self.method!r} joins 'none' with a drafter; drop one of them")

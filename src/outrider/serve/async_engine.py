@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.serve.engine_adapter import EngineAdapter, EngineStats
+from outrider.engine.stats import EngineStats
+from outrider.serve.engine_adapter import EngineAdapter
 from outrider.serve.errors import APIError, engine_failed
 from outrider.serve.generation import Generation, Piece
 
@@ -122,7 +123,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
 
         def take() -> None:
-            self._stats = self._adapter.stats([ticket.request for ticket in self._tickets.values()])
+            self._stats = self._adapter.stats()
             loop.call_soon_threadsafe(done.set)
 
         if self.alive:
@@ -241,7 +242,6 @@ class AsyncEngine:
             piece = Piece(ticket.index, failed=True) if failed else ticket.piece()
             if piece.last:
                 del self._tickets[ticket.request.id]
-                self._adapter.ended(ticket.request)
             deliveries.append((ticket, piece))
         if deliveries:
             self._call(lambda: self._deliver(deliveries))

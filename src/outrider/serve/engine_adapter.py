@@ -1,56 +1,27 @@
-"""All that the server knows of the engine, of structured output and of tool calls is in this module.
-
-Where the engine lacks something, a request for it is refused by name; nothing is ever ignored.
-"""
+"""All that the server knows of the engine, of structured output and of tool calls is in this module."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.chat.tools import CallStart, ContentPiece, ToolCallParser, constraint
-from outrider.core import config
+from outrider.core.config import SpeculativeOverride
 from outrider.core.errors import UsageError
 from outrider.core.sampling import SamplingParams
 from outrider.core.structured import StructuredOutputs
-from outrider.engine.outputs import SpeculationStats
 from outrider.grammar import prepare
-from outrider.serve.errors import APIError, not_available
+from outrider.serve.errors import APIError
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
-    from outrider.engine.outputs import RequestOutput
     from outrider.engine.request import Request
+    from outrider.engine.stats import EngineStats
     from outrider.models.tokenizer import Tokenizer
-
-
-@dataclass
-class EngineStats:
-    """Counters of the engine since it started; see `Metrics` for what each means."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_tokens_used: int = 0
-    kv_tokens_total: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    preemptions: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)
-    by_drafter: dict[str, dict[str, int]] = field(default_factory=dict)
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    accept_seconds: float = 0.0
-    engine_seconds: float = 0.0
-    planner_budget: int = 0
-    drafter_failures: int = 0
-    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,12 +41,9 @@ class EngineAdapter:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._engine: Any = llm._engine
-        self._new_request_options = set(inspect.signature(self._engine.new_request).parameters)
         self._lock = threading.Lock()
-        self._ended = SpeculationStats()
-        self.step = self._engine.step
-        self.submit = self._engine.submit
+        self.step = llm.engine.step
+        self.submit = llm.engine.submit
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -136,23 +104,16 @@ class EngineAdapter:
         priority: int | None,
         speculative: Mapping[str, Any] | None,
     ) -> Request:
-        """A request, not queued yet. Raises a UsageError, or APIError for what this build cannot do."""
-        options: dict[str, Any] = {}
-        if priority is not None:
-            options["priority"] = priority
-        if speculative is not None:
-            override = getattr(config, "SpeculativeOverride", None)
-            options["speculation"] = override(**speculative) if override else None
-        for option, param in (("priority", "priority"), ("speculation", "speculative")):
-            if option in options and option not in self._new_request_options:
-                raise not_available(param, param)
+        """A request, not queued yet. Raises a UsageError."""
+        override = None if speculative is None else SpeculativeOverride(**speculative)
         with self._lock:  # the engine hands out ids without one
-            request: Request = self._engine.new_request(prompt, params, tenant=tenant, **options)
-        return request
+            return self._llm.engine.new_request(
+                prompt, params, tenant=tenant, priority=priority or 0, speculation=override
+            )
 
     def abort(self, request: Request) -> None:
         """End a request with what it has committed."""
-        self._engine.abort(request)
+        self._llm.engine.abort(request)
 
     def has_started(self, request: Request) -> bool:
         """Whether the request holds a place in the batch."""
@@ -164,42 +125,9 @@ class EngineAdapter:
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
-    def ended(self, request: Request) -> None:
-        """A request has left the engine."""
-        self._ended = SpeculationStats.total([self._ended, request.statistics])
-
-    def stats(self, live: Collection[Request]) -> EngineStats:
-        """The engine's counters now; ``live``: the requests that wait or run."""
-        own = getattr(self._engine, "stats", None)
-        if own is not None:
-            return EngineStats(**{item.name: getattr(own, item.name) for item in fields(EngineStats)})
-        executor = self._llm.executor
-        total = SpeculationStats.total([self._ended, *(request.statistics for request in live)])
-        running = sum(map(self.has_started, live))
-        names = sorted({*total.drafted_by_source, *total.accepted_by_source})
-        return EngineStats(
-            running=running,
-            waiting=len(live) - running,
-            kv_tokens_used=executor.total_tokens - executor.free_tokens,
-            kv_tokens_total=executor.total_tokens,
-            num_drafts=total.drafted_rounds,
-            num_draft_tokens=total.drafted,
-            num_accepted_tokens=total.accepted,
-            accepted_per_pos=total.accepted_by_position,
-            by_drafter={
-                name: {
-                    "draft_tokens": total.drafted_by_source.get(name, 0),
-                    "accepted_tokens": total.accepted_by_source.get(name, 0),
-                }
-                for name in names
-            },
-            draft_seconds=total.draft_seconds,
-            verify_seconds=total.verify_seconds,
-            accept_seconds=total.accept_seconds,
-            engine_seconds=total.engine_seconds,
-            drafter_failures=total.failures,
-            rounds=total.rounds,
-        )
+    def stats(self) -> EngineStats:
+        """A copy of the engine's counters now."""
+        return deepcopy(self._llm.engine.stats)
 
     # -- tool calls ----------------------------------------------------------------------------------------------------
 
@@ -242,11 +170,6 @@ class ToolReader:
             else:
                 pieces.append(ToolCallPiece(event.index, arguments=event.arguments))
         return content, pieces
-
-
-def cached_tokens(output: RequestOutput) -> int:
-    """Prompt tokens of an answer that were in the prefix cache; 0 where the engine has none."""
-    return getattr(output, "cached_tokens", 0)
 
 
 def is_internal(error: str | None) -> bool:

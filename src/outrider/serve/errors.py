@@ -48,11 +48,6 @@ class APIError(Exception):
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
-def not_available(what: str, param: str) -> APIError:
-    """A request for something that this build, or this model, cannot do."""
-    return APIError(400, f"{what} is not available in this build", param=param, code="unsupported_parameter")
-
-
 def engine_failed(why: str | None = None) -> APIError:
     """A request could not be answered. why: in the engine's own words; None: the reason is for the log alone."""
     message = (

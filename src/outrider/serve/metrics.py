@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outrider.serve.engine_adapter import EngineStats
+from outrider.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from outrider.serve.generation import Piece
@@ -82,8 +82,7 @@ class EngineCollector(Collector):
                 PREFIX + name, f"{text} (one that two drafters proposed counts for both)", labels=["drafter"]
             )
             for drafter, counts in sorted(stats.by_drafter.items()):
-                if source in counts:
-                    family.add_metric([drafter], counts[source])
+                family.add_metric([drafter], counts[source])  # type: ignore[literal-required]
             yield family
 
 

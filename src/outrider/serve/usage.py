@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.engine.outputs import SpeculationStats
-from outrider.serve.engine_adapter import cached_tokens
 from outrider.serve.protocol.answers import Usage
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def usage(outputs: Sequence[RequestOutput], choices: int) -> Usage:
     total = SpeculationStats.total(output.statistics for output in outputs)
     return {
         "prompt_tokens": prompt,
-        "prompt_tokens_details": {"cached_tokens": sum(map(cached_tokens, outputs))},
+        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in outputs[::choices])},
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "speculative": {
