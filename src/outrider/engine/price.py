@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _FORGET = 0.1
 _DRIFT = 0.1
-_STRETCH = 1.6
+_STRETCH = 1.5
 """A round with a prompt's chunk in it may last this many times as long as it would without: inter-token latency is
 promised to stay within twice what it was, and neither the curve nor the clock is exact."""
 _MARGINAL = 0.7

@@ -69,7 +69,7 @@ def test_short_prompts_that_keep_coming_do_not_starve_a_long_one() -> None:
 
 
 def test_a_chunk_beside_decoding_requests_keeps_the_round_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the curve a plain round of one row takes 1.0; with a chunk it may take up to 1.6, not two."""
+    """By the curve a plain round of one row takes 1.0; with a chunk it may take up to 1.5, not two."""
     engine, executor = engine_of(price=MACHINE)
     monkeypatch.setattr(engine._planner, "observe_forward", lambda *_, **__: None)
     running = ask(engine, 2, 400)
