@@ -138,7 +138,7 @@ def same(requests: Sequence[Request], expected: Sequence[RequestOutput]) -> None
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("kv_tokens", [8192, 160], ids=["roomy", "tight"])
+@pytest.mark.parametrize("kv_tokens", [8192, 88], ids=["roomy", "tight"])
 def test_all_at_once_is_one_by_one(caching: bool, kv_tokens: int) -> None:
     executor = FakeExecutor(kv_tokens=kv_tokens, page_size=PAGE)
     engine = engine_of(executor, caching=caching)
@@ -146,7 +146,7 @@ def test_all_at_once_is_one_by_one(caching: bool, kv_tokens: int) -> None:
     finish(engine, executor, requests)
     same(requests, plain())
     stats = engine.stats
-    assert (stats.preemptions > 0) == (kv_tokens == 160)
+    assert (stats.preemptions > 0) == (kv_tokens == 88)
     assert stats.num_accepted_tokens > 0
     assert executor.open_sequences == 0
     if caching and kv_tokens == 8192:
