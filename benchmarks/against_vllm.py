@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider import LLM, SamplingParams
+from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.machine import describe_machine, read_bandwidth
 from outrider.bench.prompts import OWN_PROMPTS, load_prompts
 
@@ -87,7 +87,9 @@ class Vllm:
 
 class Ours:
     def __init__(self, model: str, method: str, concurrency: int) -> None:
-        self._llm = LLM(model, method, max_batch_size=concurrency, enable_prefix_caching=False)
+        self._llm = LLM(
+            model, method, engine_config=EngineConfig(max_batch_size=concurrency, enable_prefix_caching=False)
+        )
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, float]:
         start = time.perf_counter()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outrider import LLM, RequestOutput, SamplingParams
+from outrider import LLM, EngineConfig, RequestOutput, SamplingParams
 from outrider.audit.identity import KINDS, METHODS, NEAR_TIE, compare
 from outrider.audit.scramble import Scrambled
 from outrider.bench.prompts import OWN_PROMPTS, load_prompts
@@ -25,7 +25,8 @@ from outrider.bench.prompts import OWN_PROMPTS, load_prompts
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     dtype = args.dtype or ("auto" if args.executor == "native" else "float32")
-    llm = LLM(args.model, "none", dtype=dtype, executor=args.executor)
+    config = EngineConfig(max_batch_size=args.batch)
+    llm = LLM(args.model, "none", dtype=dtype, executor=args.executor, engine_config=config)
     prompts = encoded(llm, args.prompts, args.limit)
     near_tie = 0.0 if args.executor == "native" else NEAR_TIE
     wrap = partial(Scrambled, seed=args.seed) if args.trees == "random" else None
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="JSONL file (default: the package's own)")
     parser.add_argument("--limit", type=int, default=40, help="prompts, spread evenly over the file")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16, help="requests at a time at most")
     parser.add_argument("--nodes", type=int, default=8, help="draft nodes a round at most")
     parser.add_argument("--trees", choices=["drafted", "random"], default="drafted")
     parser.add_argument("--seed", type=int, default=0, help="of the random trees")
