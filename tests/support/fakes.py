@@ -184,7 +184,7 @@ def make_engine(
             chains_only=not rule.trees,
         ),
         rule,
-        Planner(ForwardPrice(price) if price else None, adaptive=config.adaptive),
+        Planner(ForwardPrice(lambda: price) if price else None, adaptive=config.adaptive),
         AcceptanceWatch(),
         engine_config,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +25,14 @@ _OUTLIER = 2.0
 """One pass moves an estimate as if it had taken this many times as long as expected, at most: a machine has hiccups."""
 
 
+@dataclass
+class _Chunk:
+    """The chunks of late, on average: rows, and what a round took longer for them."""
+
+    size: float
+    seconds: float
+
+
 class ForwardPrice:
     """Seconds of a forward pass by number of rows.
 
@@ -30,10 +41,24 @@ class ForwardPrice:
     for a while has most likely changed likewise.
     """
 
-    def __init__(self, curve: CostCurve) -> None:
-        self._points = x, y = list(curve.rows), list(curve.seconds)
+    def __init__(self, measure: Callable[[], CostCurve]) -> None:
+        """measure: gives the executor's curve. Called when a price is first asked for: plain decoding of one request
+        after the other never does.
+        """
+        self._measure = measure
+        self._known = False
+
+    @cached_property
+    def _points(self) -> tuple[list[int], list[float]]:
+        curve = self._measure()
+        self._known = True
+        return list(curve.rows), list(curve.seconds)
+
+    @cached_property
+    def _chunk(self) -> _Chunk:
+        x, y = self._points
         row = max((y[-1] - y[0]) / max(x[-1] - x[0], 1), _LEAST * y[0])
-        self._chunk_size, self._chunk_seconds = _FIRST_CHUNK, _FIRST_CHUNK * row
+        return _Chunk(_FIRST_CHUNK, _FIRST_CHUNK * row)
 
     def at(self, rows: int) -> float:
         """Estimated seconds for ``rows`` rows."""
@@ -45,6 +70,8 @@ class ForwardPrice:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from one forward pass without a chunk. Passes far beyond the curve are left out."""
+        if not self._known:
+            return
         x, y = self._points
         if rows > 2 * x[-1]:
             return
@@ -66,7 +93,7 @@ class ForwardPrice:
         A step from the chunks of late towards the time that there is. Part of a chunk's time does not depend on its
         size, so that a row more costs less than the rows before it.
         """
-        size, seconds = self._chunk_size, self._chunk_seconds
+        size, seconds = self._chunk.size, self._chunk.seconds
         spare = (_STRETCH - 1) * self.at(rows) - seconds
         step = spare * size / (_MARGINAL * seconds)
         return max(1, round(min(size + step, 4 * size)))
@@ -77,6 +104,7 @@ class ForwardPrice:
         Far down a long prompt a row costs several times what it costs at the short context of the measured curve.
         """
         more = max(seconds - self.at(rows), _LEAST * self.at(rows))
-        more = min(more, _OUTLIER * self._chunk_seconds * max(prompt_rows / self._chunk_size, 1.0))
-        self._chunk_size += _FORGET * (prompt_rows - self._chunk_size)
-        self._chunk_seconds += _FORGET * (more - self._chunk_seconds)
+        chunk = self._chunk
+        more = min(more, _OUTLIER * chunk.seconds * max(prompt_rows / chunk.size, 1.0))
+        chunk.size += _FORGET * (prompt_rows - chunk.size)
+        chunk.seconds += _FORGET * (more - chunk.seconds)

@@ -115,7 +115,7 @@ class Runtime:
             lambda members: assemble(members, context, made, load_models=False),
             chains_only=not rule.trees,
         )
-        planner = Planner(ForwardPrice(self.cost_curve), adaptive=config.adaptive)
+        planner = Planner(ForwardPrice(lambda: self.cost_curve), adaptive=config.adaptive)
         return Engine(
             self.model, self.executor, self.prefix_cache, speculators, rule, planner, AcceptanceWatch(), self.config
         )

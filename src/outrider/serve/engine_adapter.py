@@ -42,6 +42,7 @@ class EngineAdapter:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._lock = threading.Lock()
+        _ = llm.cost_curve  # measured now, not in the middle of somebody's answer
         self.step = llm.engine.step
         self.submit = llm.engine.submit
 

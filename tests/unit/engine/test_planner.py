@@ -41,7 +41,7 @@ class Stub:
 
 
 def price(seconds: Sequence[float]) -> ForwardPrice:
-    return ForwardPrice(CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds)))
+    return ForwardPrice(lambda: CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds)))
 
 
 def select(seconds: Sequence[float], trees: Sequence[DraftTree], most: int = 1000) -> list[DraftTree]:
@@ -112,8 +112,29 @@ def test_no_choice_of_nodes_promises_more() -> None:
         assert rate([tree.tokens.index(t) for t in kept.tokens]) == pytest.approx(best)
 
 
+def asked_once() -> ForwardPrice:
+    machine = ForwardPrice(lambda: CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    assert machine.at(1) == 1.0
+    return machine
+
+
+def test_the_machine_is_measured_when_a_price_is_asked_for() -> None:
+    measured: list[int] = []
+
+    def measure() -> CostCurve:
+        measured.append(1)
+        return CostCurve((1, 2), (1.0, 1.5))
+
+    machine = ForwardPrice(measure)
+    machine.observe(1, 5.0)
+    assert not measured
+    assert machine.at(2) == 1.5
+    assert machine.chunk_beside(1) >= 1
+    assert measured == [1]
+
+
 def test_price_follows_a_machine_that_slows_down() -> None:
-    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine = asked_once()
     for _ in range(200):
         machine.observe(1, 3.0)
         machine.observe(10, 6.0)
@@ -125,7 +146,7 @@ def test_price_follows_a_machine_that_slows_down() -> None:
 
 
 def test_a_hiccup_is_not_taken_for_the_machine() -> None:
-    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine = asked_once()
     machine.observe(1, 100.0)
     assert machine.at(1) < 1.3
     before = machine.chunk_beside(8)
@@ -134,7 +155,7 @@ def test_a_hiccup_is_not_taken_for_the_machine() -> None:
 
 
 def test_a_slower_machine_is_seen_where_nobody_looks() -> None:
-    machine = ForwardPrice(CostCurve((1, 4, 16), (1.0, 1.0, 2.0)))
+    machine = asked_once()
     for _ in range(100):
         machine.observe(16, 2 * 2.0)
     assert machine.at(1) > 1.2
