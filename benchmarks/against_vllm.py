@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("model", help="an alias, a file or a folder, for Outrider")
     parser.add_argument("--vllm-python", required=True)
     parser.add_argument("--vllm-model", type=Path, required=True)
+    parser.add_argument("--vllm-methods", default=",".join(VLLM_METHODS))
     parser.add_argument("--draft", type=Path, help="draft model for vLLM, a folder of safetensors")
     parser.add_argument("--method", default="auto", help="Outrider's")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
@@ -117,7 +118,7 @@ def main() -> None:
     engines: dict[str, Any] = {"outrider": Ours(args.model, args.method, max(levels))}
     tokenizer = engines["outrider"]._llm.tokenizer
     prompts = [tokenizer.encode_chat([{"role": "user", "content": p.turns[0]}]) for p in load_prompts(args.prompts)]
-    methods = dict(VLLM_METHODS)
+    methods = {name: VLLM_METHODS[name] for name in args.vllm_methods.split(",")}
     if args.draft is not None:
         methods["draft_model"] = {"method": "draft_model", "model": str(args.draft), "num_speculative_tokens": 4}
     for name, speculation in methods.items():

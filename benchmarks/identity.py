@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = args.dtype or ("auto" if args.executor == "native" else "float32")
     config = EngineConfig(max_batch_size=args.batch)
     llm = LLM(args.model, "none", dtype=dtype, executor=args.executor, engine_config=config)
-    prompts = encoded(llm, args.prompts, args.limit)
+    prompts = encoded(llm, args)
     near_tie = 0.0 if args.executor == "native" else NEAR_TIE
     wrap = partial(Scrambled, seed=args.seed) if args.trees == "random" else None
     passed = True
@@ -58,6 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", help="torch: float32 (default), bfloat16 or float16")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="JSONL file (default: the package's own)")
     parser.add_argument("--limit", type=int, default=40, help="prompts, spread evenly over the file")
+    parser.add_argument("--longest", type=int, help="leave out prompts of more tokens than this")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16, help="requests at a time at most")
     parser.add_argument("--nodes", type=int, default=8, help="draft nodes a round at most")
@@ -68,10 +69,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def encoded(llm: LLM, file: Path, limit: int) -> list[list[int]]:
-    every = load_prompts(file)
-    chosen = every[:: max(1, len(every) // limit)][:limit]
-    return [llm.tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in chosen]
+def encoded(llm: LLM, args: argparse.Namespace) -> list[list[int]]:
+    texts = [prompt.turns[0] for prompt in load_prompts(args.prompts)]
+    tokens = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+    fitting = [prompt for prompt in tokens if args.longest is None or len(prompt) <= args.longest]
+    return fitting[:: max(1, len(fitting) // args.limit)][: args.limit]
 
 
 def configuration(args: argparse.Namespace, method: str) -> dict[str, Any]:
