@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core import transform
-from outrider.core.errors import NonFiniteLogitsError, SamplingParamsError, UnknownNameError
+from outrider.core.errors import NonFiniteLogitsError, NoTokenLeftError, SamplingParamsError, UnknownNameError
 from outrider.core.structured import StructuredOutputs
 from outrider.core.transform import Row
 
@@ -342,7 +342,7 @@ class SamplingState:
             return x, best
         best = int(x.argmax())
         if not math.isfinite(x[best]):
-            raise NonFiniteLogitsError(
+            raise NoTokenLeftError(
                 "no token is left: the grammar, bans, bias, penalties or min_tokens rule all out, or overflow"
             )
         return x, best
