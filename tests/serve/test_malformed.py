@@ -110,3 +110,22 @@ def test_a_hundred_bodies_with_one_thing_wrong(server: Running, plain: LLM, seed
             refused += 1
     check_good(server, plain)
     assert server.settled()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logit_bias": {"9" * 5000: 1}},
+        {"logit_bias": {"1": 1, "01": 2}},
+        {"grammar": "root ::= root"},
+        {"regex": "(yes|no)", "min_tokens": 9, "max_tokens": 20},
+    ],
+    ids=["a key beyond int()", "a key twice", "an empty language", "a text too short"],
+)
+def test_what_leaves_nothing_to_answer_with_is_the_clients_fault(
+    server: Running, plain: LLM, more: dict[str, object]
+) -> None:
+    """Of the wrong status, clients would send it again and again."""
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        check_refused(server, path, json.dumps({**GOOD[path], "temperature": 1, "seed": 1, **more}).encode())
+    check_good(server, plain)

@@ -73,5 +73,9 @@ class NonFiniteLogitsError(OutriderError):
     """A model returned NaN, or no token is left to choose from."""
 
 
+class NoTokenLeftError(NonFiniteLogitsError):
+    """What the request itself asks for leaves no token to choose, or none that can be found in bearable time."""
+
+
 class DraftError(OutriderError):
     """A drafter returned a malformed tree (a NaN, an unknown token, a parent after its child)."""

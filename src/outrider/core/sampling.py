@@ -16,6 +16,7 @@ what top-k left over.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core import transform
-from outrider.core.errors import NonFiniteLogitsError, SamplingParamsError, UnknownNameError
+from outrider.core.errors import NonFiniteLogitsError, NoTokenLeftError, SamplingParamsError, UnknownNameError
 from outrider.core.structured import StructuredOutputs
 from outrider.core.transform import Row
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from outrider.core.mask import TokenMask
 
 MAX_SEED = (1 << 64) - 1
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class SamplingParams:
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         for token, bias in self.logit_bias.items():
+            if isinstance(token, str):
+                raise SamplingParamsError(f"logit_bias has the key {token[:40]!r}, which is no token id")
             _check_int("logit_bias", token, 0)
             _check_range("logit_bias", bias, -100, 100)
         for name in ("banned_token_ids", "stop_token_ids"):
@@ -164,7 +168,10 @@ def _as_bias(value: Any) -> dict[int, float]:
         return {}
     if not isinstance(value, Mapping):
         raise SamplingParamsError(f"logit_bias must map token ids to numbers, not {value!r}")
-    return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
+    bias = {int(key) if isinstance(key, str) and _NUMBER.fullmatch(key) else key: each for key, each in value.items()}
+    if len(bias) < len(value):
+        raise SamplingParamsError("logit_bias holds a token twice; name it once")
+    return bias
 
 
 def _as_structured(value: Any) -> StructuredOutputs | None:
@@ -335,7 +342,7 @@ class SamplingState:
             return x, best
         best = int(x.argmax())
         if not math.isfinite(x[best]):
-            raise NonFiniteLogitsError(
+            raise NoTokenLeftError(
                 "no token is left: the grammar, bans, bias, penalties or min_tokens rule all out, or overflow"
             )
         return x, best

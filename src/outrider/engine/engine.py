@@ -195,7 +195,7 @@ class Engine:
             return rows
         drafts = sum(request.speculation.full.nodes for request in decoding)
         usual = len(decoding) + self._stats.planner_budget
-        return self._planner.chunk_beside(usual, max(rows - drafts, rows // 2))
+        return self._planner.chunk_beside(usual, max(rows - drafts, (rows + 1) // 2))
 
     def _admit(self) -> None:
         for request in self._scheduler.admit():

@@ -131,6 +131,7 @@ class RequestOutput:
     stop_reason: the stop string or token id that ended it; None for the model's own end of sequence, or for length.
     seed: the seed that was used, given or drawn; with it the same text comes again.
     error: why the request could not go on, if finish_reason is "error"; what was committed before stays.
+    impossible: the error lies in what was asked for, and would come again.
     cached_tokens: prompt tokens that were in the prefix cache. preemptions: times that the request had to make way.
     lossy: a lossy acceptance rule was at work, so the text is not what the target alone would have written.
     """
@@ -147,6 +148,7 @@ class RequestOutput:
     timing: RequestTiming
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
+    impossible: bool = False
     cached_tokens: int = 0
     preemptions: int = 0
 

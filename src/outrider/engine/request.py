@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import ContextLengthError, OutriderError
+from outrider.core.errors import ContextLengthError, NoTokenLeftError, OutriderError
 from outrider.core.sampling import SamplingParams, SamplingState
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import SequenceView
@@ -69,6 +69,7 @@ class Request:
         self.cached_tokens = 0
         self.preemptions = 0
         self.error: str | None = None
+        self.impossible = False
         self.statistics = SpeculationStats()
         self.timing = RequestTiming(arrival=time.perf_counter())
         self.logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
@@ -119,6 +120,7 @@ class Request:
     def fail(self, error: Exception) -> None:
         """End the request because the model's answer for it cannot be used, or never came."""
         self.error = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+        self.impossible = isinstance(error, NoTokenLeftError)
         self.output.abort("error")
         self.timing.finished = time.perf_counter()
 
@@ -152,6 +154,7 @@ class Request:
             timing=self.timing,
             logprobs=self.logprobs,
             error=self.error,
+            impossible=self.impossible,
             cached_tokens=self.cached_tokens,
             preemptions=self.preemptions,
         )

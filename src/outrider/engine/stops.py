@@ -16,6 +16,40 @@ if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
 
 
+class _Beginning:
+    """How much of a stop string's beginning the text ends with, kept up to date character by character.
+
+    Knuth, Morris and Pratt's automaton: the time does not depend on how long the stop string is, nor on how much of it
+    the text repeats. length: characters of it that the text ends with.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = [0, 0]
+        self.length = 0
+
+    def push(self, text: str) -> None:
+        stop, size = self._stop, self.length
+        for character in text:
+            if size == len(stop):
+                size = self._border(size)
+            while size and stop[size] != character:
+                size = self._border(size)
+            size += stop[size] == character
+        self.length = size
+
+    def _border(self, size: int) -> int:
+        """Length of the longest text that the first ``size`` characters begin with and end with, but for themselves."""
+        stop, borders = self._stop, self._borders
+        while len(borders) <= size:  # no further than the text has come
+            last = stop[len(borders) - 1]
+            border = borders[-1]
+            while border and stop[border] != last:
+                border = borders[border]
+            borders.append(border + (stop[border] == last))
+        return borders[size]
+
+
 class OutputStream:
     """Tokens of one request becoming text, until a stop rule ends it.
 
@@ -33,7 +67,7 @@ class OutputStream:
         self._decoder = tokenizer.stream(sampling.params.skip_special_tokens) if tokenizer is not None else None
         self._text = ""
         self._shown = 0
-        self._longest = max((len(s) for s in self._stops), default=0)
+        self._beginnings = [_Beginning(stop) for stop in self._stops]
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -58,7 +92,10 @@ class OutputStream:
             return False
         before = len(self._text)
         if self._decoder is not None:
-            self._text += self._decoder.push(token)
+            piece = self._decoder.push(token)
+            self._text += piece
+            for beginning in self._beginnings:
+                beginning.push(piece)
         if len(self.token_ids) >= params.min_tokens and self._cut_at_stop_string(before):
             return False
         if len(self.token_ids) >= self._max_tokens:
@@ -77,8 +114,8 @@ class OutputStream:
     def take_text(self) -> str:
         """Text that has become final since the last call."""
         end = len(self._text)
-        if self.finish_reason is None and self._longest:
-            end -= self._held_back()
+        if self.finish_reason is None:
+            end -= max((beginning.length for beginning in self._beginnings), default=0)
         piece = self._text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
@@ -104,11 +141,3 @@ class OutputStream:
         self._text = self._text[:keep]
         self._finish("stop", stop)
         return True
-
-    def _held_back(self) -> int:
-        """Length of the longest end of the text with which a stop string could begin."""
-        tail = self._text[-self._longest :]
-        for size in range(len(tail), 0, -1):
-            if any(stop.startswith(tail[-size:]) for stop in self._stops):
-                return size
-        return 0

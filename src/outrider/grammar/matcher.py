@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.errors import NoTokenLeftError
 from outrider.core.mask import TokenMask
 from outrider.grammar.vocabulary import xgrammar
 
 if TYPE_CHECKING:
     from outrider.grammar.vocabulary import Vocabulary
+
+
+SLOWEST_STEP = 1.0
+"""Seconds of processor time that a grammar may take for one token. Where repetitions are nested, xgrammar's time grows
+with a power of the text's length, and every request of the batch waits for it."""
 
 
 class GrammarMask(TokenMask):
@@ -33,8 +40,20 @@ class GrammarMask(TokenMask):
         self._size = vocabulary.size
         self._words = np.empty((1, -(-vocabulary.size // 32)), dtype=np.int32)
         self._path: list[int] = []
+        self._slowest = 0.0
 
     def forbidden(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """As in `TokenMask`. Raises NoTokenLeftError, from now on, if a step has taken longer than `SLOWEST_STEP`."""
+        if self._slowest > SLOWEST_STEP:
+            raise NoTokenLeftError(
+                f"its grammar took {self._slowest:.1f} s for one token: unnest its repetitions, or simplify it"
+            )
+        began = time.thread_time()
+        ruled_out = self._ruled_out(path)
+        self._slowest = max(self._slowest, time.thread_time() - began)
+        return ruled_out
+
+    def _ruled_out(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
         if not self._walk_to(path) or self._matcher.is_terminated():
             return None
         if not self._matcher.fill_next_token_bitmask(self._words):
@@ -44,7 +63,10 @@ class GrammarMask(TokenMask):
 
     def commit(self, token: int) -> None:
         """Raises RuntimeError if the grammar forbids the token, which no acceptance rule lets happen."""
-        if not self._walk_to([token]):
+        began = time.thread_time()
+        allowed = self._walk_to([token])
+        self._slowest = max(self._slowest, time.thread_time() - began)
+        if not allowed:
             raise RuntimeError(f"token {token} was committed against the request's grammar")
         self._path.clear()
 

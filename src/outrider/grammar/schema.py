@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from outrider.core.errors import SamplingParamsError
+from outrider.grammar.expression import fault_of
 
 _NEVER = (
     *("not", "if", "dependentRequired", "dependentSchemas", "dependencies", "uniqueItems"),
@@ -44,6 +45,7 @@ _FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
     )
 )
+_LARGEST_STEP = 1024
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
@@ -87,10 +89,21 @@ def _check(where: str, schema: Mapping[str, Any]) -> None:
         for key in keys:
             if key in schema and not named:
                 _refuse(where, f'{key} needs "type": "{kind}" beside it')
-    if "multipleOf" in schema and "integer" not in types:
-        _refuse(where, "multipleOf is supported for integers only")
+    if "multipleOf" in schema:
+        _check_multiple(where, schema, types)
     _check_strings(where, schema)
     _check_required(where, schema)
+
+
+def _check_multiple(where: str, schema: Mapping[str, Any], types: tuple[str, ...]) -> None:
+    if "integer" not in types or "number" in types:
+        _refuse(where, "multipleOf is supported for integers only")
+    step = schema["multipleOf"]
+    if step != 0 and not (isinstance(step, int) and 1 <= step <= _LARGEST_STEP):  # 0 is told what is wrong with it
+        _refuse(where, f"multipleOf must be a whole number from 1 to {_LARGEST_STEP}")
+    for bound in _NEED_TYPE["number"]:
+        if bound in schema and bound != "multipleOf":
+            _refuse(where, f"multipleOf with {bound} is not supported; keep one of them")
 
 
 def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
@@ -124,6 +137,10 @@ def _check_strings(where: str, schema: Mapping[str, Any]) -> None:
     length = [key for key in ("minLength", "maxLength") if key in schema]
     if len(given) + bool(length) > 1:
         _refuse(where, f"{' with '.join([*given, *length][:2])} is not supported; keep one of them")
+    for text in (schema.get("pattern"), *(schema.get("patternProperties") or ())):
+        fault = fault_of(text) if isinstance(text, str) else None
+        if fault is not None:
+            _refuse(where, f"pattern {text!r}: {fault}")
     if "format" in schema and schema["format"] not in _FORMATS:
         _refuse(where, f"format {schema['format']!r} is not supported; supported are {', '.join(sorted(_FORMATS))}")
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.errors import SamplingParamsError
+from outrider.grammar.expression import fault_of
 from outrider.grammar.schema import check_schema
 from outrider.grammar.vocabulary import xgrammar
 
@@ -35,6 +37,9 @@ def _from_json_object(_: bool) -> Any:
 
 
 def _from_regex(text: str) -> Any:
+    fault = fault_of(text)
+    if fault is not None:
+        raise SamplingParamsError(f"structured_outputs: the regular expression cannot be kept to: {fault}")
     return xgrammar().Grammar.from_regex(text)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.aliases import ALIASES
-from outrider.models.cache import cache_dir, make_folder, write_atomically
+from outrider.models.cache import cache_dir, write_atomically
 from outrider.models.fetch import checked_digest
 
 
@@ -34,8 +34,8 @@ def file_digest(path: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     # What changed while it was read has a digest of neither state; it is of no use to anyone, and is not kept.
     if _identity(path) == identity:
-        make_folder(note.parent)
         with suppress(OSError):  # without the note, the file is read again the next time
+            note.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(note, json.dumps({**identity, "sha256": digest}).encode())
     return digest
 

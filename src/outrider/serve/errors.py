@@ -56,6 +56,11 @@ def engine_failed(why: str | None = None) -> APIError:
     return APIError(500, message, kind="server_error")
 
 
+def impossible(why: str) -> APIError:
+    """What a request asks for leaves nothing to answer with."""
+    return APIError(400, f"the request could not go on: {why}", code="invalid_value")
+
+
 def timed_out(seconds: float) -> APIError:
     message = f"the request took more than the {seconds:g} seconds that this server allows"
     return APIError(504, message, kind="timeout_error", code="timeout", headers=NO_RETRY)

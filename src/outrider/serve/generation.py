@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.serve.engine_adapter import is_internal
-from outrider.serve.errors import engine_failed
+from outrider.serve.errors import engine_failed, impossible
 
 if TYPE_CHECKING:
     from outrider.engine.outputs import RequestOutput, TokenLogprob
@@ -88,6 +88,8 @@ class Generation:
                 raise self._reason
             if output is not None and output.finish_reason == "error":
                 self.abort()
+                if output.impossible:
+                    raise impossible(output.error or "")
                 raise engine_failed(None if is_internal(output.error) else output.error)
             left -= piece.last
             yield piece

@@ -68,6 +68,17 @@ def test_short_prompts_that_keep_coming_do_not_starve_a_long_one() -> None:
     assert long.finished
 
 
+def test_drafts_do_not_starve_a_prompt_in_a_tight_budget() -> None:
+    engine, _ = engine_of(drafts=True, max_batch_size=2, max_batched_tokens=2)
+    running = ask(engine, 2, 400)
+    engine.step()
+    prompt = ask(engine, 20, 2)
+    for _ in range(30):
+        engine.step()
+    assert prompt.finished
+    assert not running.finished
+
+
 def test_a_chunk_beside_decoding_requests_keeps_the_round_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the curve a plain round of one row takes 1.0; with a chunk it may take up to 1.5, not two."""
     engine, executor = engine_of(price=MACHINE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SamplingParamsError
 from outrider.core.sampling import SamplingParams, SamplingState
-from outrider.engine.stops import OutputStream
+from outrider.engine.stops import OutputStream, _Beginning
 from tests.support.fakes import EOS, VOCAB, WordTokenizer
 
 TOKENIZER = WordTokenizer()
@@ -135,3 +137,26 @@ def test_agrees_with_searching_the_whole_text(text: str, stops: list[str], max_t
     assert output.text == expected
     if reason is not None:
         assert pieces == expected
+
+
+@given(
+    st.text("ab", min_size=1, max_size=12),
+    st.lists(st.text("ab", max_size=6), max_size=12),
+)
+def test_the_beginning_of_a_stop_string_is_found_as_by_trying_every_length(stop: str, pieces: list[str]) -> None:
+    beginning, text = _Beginning(stop), ""
+    for piece in pieces:
+        beginning.push(piece)
+        text += piece
+        lengths = (n for n in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:n]))
+        assert beginning.length == next(lengths, 0)
+
+
+def test_a_long_stop_string_costs_no_more_than_a_short_one() -> None:
+    text, stop = "a" * 200_000, "a" * 100_000 + "b"
+    beginning = _Beginning(stop)
+    began = time.process_time()
+    for start in range(0, len(text), 4):
+        beginning.push(text[start : start + 4])
+    assert beginning.length == 100_000
+    assert time.process_time() - began < 2

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.errors import NoTokenLeftError
 from outrider.core.sampling import SamplingParams
 from outrider.core.structured import StructuredOutputs
 from outrider.grammar import mask_for
@@ -44,6 +45,17 @@ def test_committing_what_is_not_allowed_is_an_error() -> None:
         own.commit(*ids("x"))
     own.commit(*ids("y"))
     assert allowed(own) == {"e"}
+
+
+def test_a_grammar_that_grows_ever_slower_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    own = mask(CHOICE)
+    monkeypatch.setattr("outrider.grammar.matcher.time.thread_time", lambda: next(clock) * 0.6)
+    assert allowed(own) == {"y", "n"}
+    monkeypatch.setattr("outrider.grammar.matcher.time.thread_time", lambda: next(clock) * 1.2)
+    own.commit(*ids("y"))  # never from here: it would end the whole round
+    with pytest.raises(NoTokenLeftError, match="unnest its repetitions"):
+        own.forbidden([])
 
 
 def test_a_control_token_among_the_stop_tokens_may_end_the_text() -> None:

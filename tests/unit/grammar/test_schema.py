@@ -15,6 +15,7 @@ from outrider.grammar.schema import check_schema
 
 KEPT = [
     ({"type": "integer", "multipleOf": 5}, [5, -10], [7]),
+    ({"type": "integer", "multipleOf": 1024}, [2048], [2049]),
     ({"type": "integer", "minimum": -5, "maximum": 400}, [-5, 400], [-6, 401]),
     ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 4}, [2, 3], [1, 4]),
     ({"type": "number", "minimum": 1.5, "maximum": 2.5}, [2.0, 2], [1, 3]),
@@ -89,6 +90,12 @@ REFUSED = [
     ({"type": "string", "format": "date", "minLength": 2}, "format with minLength"),
     ({"type": "string", "format": "regex"}, "format 'regex' is not supported; supported are date"),
     ({"type": "number", "multipleOf": 0.5}, "integers only"),
+    ({"type": ["integer", "number"], "multipleOf": 5}, "integers only"),
+    ({"type": "integer", "multipleOf": 5, "minimum": 1}, "multipleOf with minimum"),
+    ({"type": "integer", "multipleOf": 2048}, "a whole number from 1 to 1024"),
+    ({"type": "integer", "multipleOf": 2.5}, "a whole number from 1 to 1024"),
+    ({"type": "string", "pattern": "a$b"}, r"\$ at position 1"),
+    ({"type": "object", "patternProperties": {"a\\Z": True}}, r"escape \\Z"),
     ({"minimum": 3}, 'minimum needs "type": "number"'),
     ({"maxLength": 3}, 'maxLength needs "type": "string"'),
     ({"$ref": "http://example.com/schema"}, r"\$ref must point into the schema"),

@@ -128,7 +128,7 @@ def test_a_source_that_changes_meanwhile_is_not_kept(
     monkeypatch.setattr(cache, "pack_weights", changes)
     os.utime(model.source or "", ns=(7, 7))
     load(model)
-    assert list(folder.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_what_killed_processes_and_other_versions_left_is_removed(model: Model, folder: Path) -> None:
@@ -169,6 +169,11 @@ def flip_header(data: bytearray) -> None:
     data[data.index(b"places") + 1] ^= 1
 
 
+def flip_name(data: bytearray) -> None:
+    """Still JSON, and all that is asked of it but for a name; other bits are places, shapes and formats."""
+    data[data.index(b"gate_proj")] ^= 1
+
+
 def truncate(data: bytearray) -> None:
     del data[-4096:]
 
@@ -177,7 +182,7 @@ def empty(data: bytearray) -> None:
     data.clear()
 
 
-@pytest.mark.parametrize("damage", [flip, flip_header, truncate, empty])
+@pytest.mark.parametrize("damage", [flip, flip_header, flip_name, truncate, empty])
 def test_a_damaged_file_is_replaced(
     model: Model, folder: Path, packings: list[str], damage: Callable[[bytearray], None]
 ) -> None:
@@ -201,6 +206,31 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     with pytest.warns(UserWarning, match="No space left"):
         load(model)
     assert list(folder.iterdir()) == []
+
+
+def test_a_cache_on_a_read_only_file_system_is_a_warning(
+    model: Model, folder: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    folder.mkdir(parents=True)
+    (folder / "broken.packed").write_bytes(b"\0\1")
+    for method in ("mkdir", "unlink"):
+        monkeypatch.setattr(Path, method, refuse)
+    with pytest.warns(UserWarning, match="Read-only"):
+        load(model)
+    assert packings == ["packed"]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_warning(
+    model: Model, tmp_path: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="could not be kept"):
+        load(model)
+    assert packings == ["packed"]
 
 
 def test_models_in_memory_and_those_told_not_to_are_not_kept(model: Model, folder: Path) -> None:

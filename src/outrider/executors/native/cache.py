@@ -1,8 +1,9 @@
 """Packed weights on disk: a model file is packed once, and read back in a second the next time.
 
 A file belongs to one content, told by the sha256 of the source: copies of a model, and models that only moved, share
-it. It holds a line of JSON that describes it, padded to a page, and then the arena as it lies in memory. Anything that
-does not check out is packed again and replaced; what a changed source leaves behind is removed.
+it. It holds a line of JSON that describes it, padded to a page, and then the arena as it lies in memory, each with a
+checksum. Anything that does not check out is packed again and replaced; what a changed source leaves behind is removed.
+A cache that cannot be written is a warning, not an error.
 
 Files appear whole or not at all, under names that follow from what is in them, so that processes may pack the same
 model at the same time: the last one's file stays, and all of them are equal.
@@ -16,6 +17,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +43,9 @@ def load_or_pack(
     """The model's packed weights, from the cache if they are there, else packed now (and put there)."""
     if model.source is None or not use_cache:
         return pack_weights(model.config, model.weights, quantization, pool)
-    from outrider.models.cache import cache_dir, make_folder
+    from outrider.models.cache import cache_dir
 
-    folder = make_folder(cache_dir() / "packed")
+    folder = cache_dir() / "packed"
     before = _states(model.source)
     identity = _identity(model, quantization)
     path = folder / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.packed"
@@ -51,8 +53,12 @@ def load_or_pack(
     if packed is None:
         packed = pack_weights(model.config, model.weights, quantization, pool)
         if _states(model.source) == before:  # else what was packed need not be what the digest is of
-            _write(path, identity, model.source, packed, pool)
-            _sweep(path, identity, model.source)
+            try:
+                _write(path, identity, model.source, packed, pool)
+                _sweep(path, identity, model.source)
+            except OSError as error:
+                reason = f"the packed weights could not be kept in {folder}: {error.strerror}"
+                warnings.warn(reason, stacklevel=2)
     return packed
 
 
@@ -86,6 +92,8 @@ def _read(path: Path, identity: dict[str, Any], pool: _native.ThreadPool) -> Pac
     try:
         with open(path, "rb") as file:
             header = json.loads(file.readline(_LONGEST_HEADER))
+            if header.pop("digest") != _digest(header):
+                return None
             if header["identity"] != identity or path.stat().st_size != header["start"] + header["bytes"]:
                 return None
             file.seek(header["start"])
@@ -97,6 +105,10 @@ def _read(path: Path, identity: dict[str, Any], pool: _native.ThreadPool) -> Pac
         return PackedWeights(arena, tuple(_place(entry) for entry in header["places"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _digest(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
 
 
 def _place(entry: dict[str, Any]) -> Place:
@@ -125,7 +137,7 @@ def _entry(place: Place) -> dict[str, Any]:
 
 
 def _write(path: Path, identity: dict[str, Any], source: Path, packed: PackedWeights, pool: _native.ThreadPool) -> None:
-    """Write whole or not at all. A cache that cannot be written is a warning, not an error."""
+    """Write whole or not at all. Raises OSError."""
     data = packed.arena.data
     header = {
         "identity": identity,
@@ -134,18 +146,19 @@ def _write(path: Path, identity: dict[str, Any], source: Path, packed: PackedWei
         "checksum": _native.checksum(data, pool),
         "places": [_entry(place) for place in packed.places],
     }
-    start = -(-(len(json.dumps(header)) + 64) // _PAGE) * _PAGE  # 64 bytes: room for "start" itself
-    line = json.dumps(header | {"start": start}).encode() + b"\n"
+    start = -(-(len(json.dumps(header)) + 192) // _PAGE) * _PAGE  # 192 bytes: room for "start" itself, and the digest
+    header["start"] = start
+    line = json.dumps(header | {"digest": _digest(header)}).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
             file.write(line.ljust(start, b"\0"))
             file.write(data.data)
         os.replace(partial, path)
-    except OSError as error:
-        warnings.warn(f"the packed weights could not be kept in {path.parent}: {error.strerror}", stacklevel=2)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that cannot be written says so even of a file that is not there
+            partial.unlink()
 
 
 def _sweep(path: Path, identity: dict[str, Any], source: Path) -> None:
