@@ -51,13 +51,13 @@ def refused_fields() -> dict[str, str]:
 
 def fields_without_effect() -> dict[str, str]:
     """Fields of OpenAI's API that the server accepts and does nothing with, with the reason where there is one."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for body in (ChatRequest, ChatMessage, Function, JsonSchema, StreamOptions):
         for name, item in body.model_fields.items():
             text = item.description or ""
             if text.startswith("without effect"):
-                found[name] = text.removeprefix("without effect").removeprefix(": ") or "accepted"
-    return dict(sorted(found.items()))
+                found.setdefault(name, []).append(text.removeprefix("without effect").removeprefix(": ") or "accepted")
+    return {name: "; ".join(reasons) for name, reasons in sorted(found.items())}
 
 
 def metric_names() -> dict[str, str]:

@@ -12,16 +12,20 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOverride
 from outrider.core.sampling import SamplingParams
+from outrider.drafters import build
+from outrider.drafters.base import DrafterContext, OpenExecutor
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.outputs import RequestOutput
 from outrider.engine.prefix_cache import PrefixCache
 from outrider.engine.request import Request
-from outrider.executors.base import CostCurve
-from tests.support.fakes import VOCAB, ChaosDrafter, FakeExecutor, make_engine, run
+from outrider.executors.base import CostCurve, Segment
+from outrider.models.loader import Model
+from tests.support.fakes import EOS, VOCAB, ChaosDrafter, FakeExecutor, fake_model, make_engine, run
 
 PAGE = 4
 MACHINE = CostCurve((1, 8, 64), (1.0, 1.2, 3.0))
@@ -246,8 +250,6 @@ def test_pages_held_by_others_are_an_error_and_not_a_wait() -> None:
     executor = FakeExecutor(kv_tokens=32, page_size=PAGE)
     engine = engine_of(executor, caching=True, max_batch_size=4)
     foreign = executor.open()
-    from outrider.executors.base import Segment
-
     executor.forward([Segment.chain(foreign, [5] * 24)])
     requests = [engine.add([5] * 10, SamplingParams(max_tokens=12)) for _ in range(2)]
     for _ in range(100):
@@ -302,3 +304,47 @@ def test_an_answer_is_found_by_the_request_that_goes_on_from_it() -> None:
         finish(engine, executor, [again])
         # Of the last token emitted there is no KV yet.
         assert again.cached_tokens >= (len(text) - 1) // PAGE * PAGE
+
+
+# -- rules that compare p with q ---------------------------------------------------------------------------------------
+
+
+class OpenCoin(OpenExecutor):
+    """A draft model equal to the target of `coin`."""
+
+    def __call__(self, model: Model) -> FakeExecutor:
+        return FakeExecutor(coin)
+
+
+def coin(history: Sequence[int]) -> torch.Tensor:
+    """The end of the text or one of two other tokens, at 1/2 and 1/4 each, whatever came before."""
+    logits = torch.full((VOCAB,), -torch.inf)
+    logits[[EOS, 5, 6]] = torch.log(torch.tensor([0.5, 0.25, 0.25]))
+    return logits
+
+
+@pytest.mark.parametrize("short_of", ["rows", "memory"])
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_whether_there_is_room_for_a_draft_does_not_depend_on_what_was_drawn(acceptance: str, short_of: str) -> None:
+    """A draft that begins with an end token is a short one. Were it verified where a longer one is dropped, texts would
+    end too early: here three first tokens in four would be end tokens, and not one in two.
+    """
+    config = SpeculativeConfig(
+        method="draft_model", model="fake", num_speculative_tokens=3, acceptance=acceptance, adaptive=False
+    )
+    drafter = build(DrafterContext(config, fake_model(), OpenCoin()))
+    executor = FakeExecutor(coin, kv_tokens=12)
+    if short_of == "memory":
+        executor.forward([Segment.chain(executor.open(), [5] * 10)])
+    sizes = EngineConfig(
+        max_batch_size=1, max_batched_tokens=2 if short_of == "rows" else 64, enable_prefix_caching=False
+    )
+    engine = make_engine(drafter, config=config, executor=executor, engine_config=sizes)
+    ended = 0
+    for seed in range(400):
+        request = engine.add([5], SamplingParams(temperature=1.0, seed=seed, max_tokens=8))
+        engine.step()
+        ended += request.output.token_ids == [EOS]
+        engine.abort(request)
+    # 200 are expected, with a standard deviation of 10.
+    assert 150 < ended < 250

@@ -149,6 +149,16 @@ def test_a_request_has_a_time(stream: bool) -> None:
         assert running.settled()
 
 
+def test_a_request_that_is_not_made_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar may take longer to compile than the request has."""
+    go_on = threading.Event()
+    with serving(open_llm(), request_timeout=0.3) as running:
+        monkeypatch.setattr(running.service.adapter, "sampling_params", lambda *_: go_on.wait(30))
+        assert post(running, "/v1/completions", {"model": "tiny", "prompt": "x"})[0] == 504
+        go_on.set()
+        assert running.service.engine.in_flight == 0
+
+
 def test_a_body_that_does_not_come_in_time() -> None:
     with serving(open_llm(), request_timeout=0.3) as running:
         connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)

@@ -221,14 +221,14 @@ class Engine:
         proposals = self._speculators.propose(ready, len(ready), self._planner.price, vocab_size)
         asked = [request for request in ready if request.id in proposals]
         trees = self._selected(asked, proposals, len(ready), most)
-        fits = self._scheduler.fit_drafts([(r, above[r.id], len(trees.get(r.id, ()))) for r in ready])
+        rows = {r.id: self._rows_for(trees[r.id], proposals[r.id]) for r in asked}
+        fits = self._scheduler.fit_drafts([(r, above[r.id], rows.get(r.id, 0)) for r in ready])
         drafts: dict[int, Draft] = {}
         for request in ready:
             tree = trees.get(request.id, DraftTree())
-            if fits[request.id] < len(tree):
-                # Parents come first. What was drawn must not be thinned out by what it is worth, so there none is left.
-                whole = self._rule.needs_all_proposals and tree.logprobs
-                tree = DraftTree() if whole else tree.keep(set(range(fits[request.id])))
+            if fits[request.id] < rows.get(request.id, 0):
+                # Parents come first.
+                tree = DraftTree() if self._must_stay_whole(tree) else tree.keep(set(range(fits[request.id])))
             proposal = proposals.get(request.id)
             drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds) if proposal else Draft(tree)
         self._stats.planner_budget = sum(len(draft.tree) for draft in drafts.values())
@@ -239,14 +239,26 @@ class Engine:
     ) -> dict[int, DraftTree]:
         """The proposed trees without the nodes that the planner leaves out, ``most`` nodes in all."""
         trees = [proposals[request.id].tree for request in asked]
-        if self._rule.needs_all_proposals and any(tree.logprobs for tree in trees):
+        if any(map(self._must_stay_whole, trees)):
             chosen: list[DraftTree] = []
-            for tree in trees:
-                chosen.append(tree if len(tree) <= most else DraftTree())
+            for request, tree in zip(asked, trees, strict=True):
+                chosen.append(tree if self._rows_for(tree, proposals[request.id]) <= most else DraftTree())
                 most -= len(chosen[-1])
         else:
             chosen = self._planner.select(asked, trees, batch_size, most)
         return {request.id: tree for request, tree in zip(asked, chosen, strict=True)}
+
+    def _must_stay_whole(self, tree: DraftTree) -> bool:
+        """Whether the rule needs all of the tree or nothing of it."""
+        return self._rule.needs_all_proposals and bool(tree.logprobs)
+
+    def _rows_for(self, tree: DraftTree, proposal: Proposal) -> int:
+        """Rows that there has to be room for, or the tree is cut.
+
+        One that must stay whole counts with all nodes that were asked for: an end token that was drawn makes it
+        shorter, and a draft that is verified or not for what was drawn would bias the rule.
+        """
+        return proposal.most if self._must_stay_whole(tree) else len(tree)
 
     def _share(self, request: Request, rows: int, draft: Draft | None) -> Share:
         assert request.seq is not None

@@ -50,9 +50,12 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A drafter's checked tree for one request. seconds: the request's part of the time that drafting took."""
+    """A drafter's checked tree for one request. most: nodes that it was asked for. seconds: the request's part of the
+    time that drafting took.
+    """
 
     tree: DraftTree
+    most: int
     seconds: float
 
 
@@ -125,7 +128,7 @@ class Speculators:
             seconds = time.perf_counter() - started
             speculator.price.observe(trees, seconds)
             for request, tree in zip(members, trees, strict=False):
-                proposals[request.id] = Proposal(tree, seconds / len(members))
+                proposals[request.id] = Proposal(tree, budget.nodes, seconds / len(members))
         return proposals
 
     def observe(self, observations: Sequence[tuple[Request, Observation]]) -> None:

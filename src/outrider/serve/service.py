@@ -130,7 +130,9 @@ class Service:
         """
         self.check_model(body.model)
         self.check_room(answers)
-        requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+        # A thread cannot be stopped; what comes too late is dropped.
+        async with call.deadline.enforced():
+            requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
         if self.draining:
             raise draining()
         self.check_room(answers)  # others came while this one was made ready

@@ -86,7 +86,7 @@ class Function(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="without effect: only a forced call is bound to the schema")
+    strict: bool | None = Field(None, description="without effect: only a forced call is bound to its schema")
 
 
 class Tool(Body):
@@ -115,7 +115,7 @@ class JsonSchema(Body):
     name: Name
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = Field(None, description="without effect: the model does not read it")
-    strict: bool | None = Field(None, description="without effect: the answer always matches the schema")
+    strict: bool | None = Field(None, description="without effect: a response_format always binds")
 
 
 class ResponseFormat(Body):
