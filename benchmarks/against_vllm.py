@@ -129,11 +129,12 @@ def main() -> None:
         except RuntimeError as error:
             print(f"vllm {name} left out: {error}", file=sys.stderr)
 
-    print(f"{describe_machine()}; read bandwidth {read_bandwidth():.1f} GB/s")
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {machine['cores']} cores; read bandwidth {read_bandwidth() / 1e9:.1f} GB/s")
     report = {str(level): measure(engines, prompts, level, args) for level in levels}
-    print(f"read bandwidth {read_bandwidth():.1f} GB/s")
+    print(f"read bandwidth {read_bandwidth() / 1e9:.1f} GB/s")
     if args.output:
-        args.output.write_text(json.dumps({"machine": str(describe_machine()), "levels": report}, indent=2) + "\n")
+        args.output.write_text(json.dumps({"machine": machine, "levels": report}, indent=2) + "\n")
     for engine in engines.values():
         if isinstance(engine, Vllm):
             engine.stop()
