@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.config import AUTO
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def assemble(
 
 def check_method(name: str) -> str:
     """Return ``name`` if it is a method that can be asked for; raise UnknownNameError otherwise."""
-    if name == "auto":
-        return name
-    return DRAFTERS.check(name)
+    if name not in methods():
+        raise UnknownNameError("speculative method", name, methods())
+    return name
 
 
 def methods() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.core.errors import UnknownNameError
 from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ EXECUTORS: Registry[ExecutorFactory] = Registry(
 
 def check_executor(name: str) -> str:
     """Return ``name`` if it is an executor that can be asked for; raise UnknownNameError otherwise."""
-    return name if name == AUTO else EXECUTORS.check(name)
+    if name != AUTO and name not in EXECUTORS.names():
+        raise UnknownNameError("executor", name, (AUTO, *EXECUTORS.names()))
+    return name
 
 
 def choose_executor(name: str, *, dtype: str, device: str) -> str:
