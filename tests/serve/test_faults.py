@@ -18,7 +18,8 @@ from outrider import SamplingParams
 from outrider.core.config import SpeculativeConfig
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
-from tests.serve.support import begin, circling, endless, get, lively, open_llm, post, serving
+from outrider.serve.config import ServerConfig
+from tests.serve.support import Running, begin, circling, endless, get, lively, open_llm, post, serving
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "The quick", "max_tokens": 30, "temperature": 0}
 
@@ -195,3 +196,16 @@ def test_an_idle_server_does_nothing() -> None:
         running.service.adapter.step = lambda: calls.append(1) or step()  # type: ignore[method-assign,func-returns-value]
         time.sleep(0.3)
         assert calls == []
+
+
+def test_a_round_that_never_ends_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.serve.async_engine._LAST_ROUND", 0.3)
+    never = threading.Event()
+    running = Running(open_llm(), ServerConfig(port=0))
+    monkeypatch.setattr(running.target, "forward", lambda *given: never.wait())
+    connection = begin(running, {"model": "tiny", "prompt": "x", "max_tokens": 2})
+    while not running.service.engine.in_flight:
+        threading.Event().wait(0.01)
+    assert running.stop() != 0
+    connection.close()
+    never.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,22 @@ def test_a_busy_server_says_when_to_come_again() -> None:
         for stream in streams:
             stream.close()
         assert running.settled()
+
+
+def test_requests_that_are_made_ready_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    with serving(open_llm(), max_concurrent_requests=2) as running, ThreadPoolExecutor(2) as pool:
+        prepare = running.service._requests
+        monkeypatch.setattr(running.service, "_requests", lambda *given: (go_on.wait(30), prepare(*given))[1])
+        slow = [pool.submit(post, running, "/v1/completions", BODY) for _ in range(2)]
+        for _ in range(500):
+            if running.service._preparing == 2:
+                break
+            threading.Event().wait(0.01)
+        assert post(running, "/v1/completions", BODY)[0] == 429
+        go_on.set()
+        assert [answer.result()[0] for answer in slow] == [200, 200]
+        assert post(running, "/v1/completions", BODY)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

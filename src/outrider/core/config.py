@@ -202,7 +202,8 @@ class EngineConfig:
         None, "tokens that the KV cache holds; default: a batch, or four sequences, of the longest"
     )
     kv_cache_memory: str | int | None = _option(
-        None, "memory of the KV cache, in place of kv_tokens: bytes, or with a unit, as in 2GiB"
+        None,
+        "memory of the KV cache, not a draft model's, in place of kv_tokens: bytes, or with a unit, as in 2GiB",
     )
     enable_prefix_caching: bool = _option(True, "use the KV of equal beginnings of prompts again, within a tenant")
 

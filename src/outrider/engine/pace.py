@@ -67,11 +67,12 @@ class _Account:
 class Pace:
     """One method's, for one tenant: what others' texts are like must not be seen in a tenant's speed."""
 
+    draft: DraftPrice = field(default_factory=DraftPrice)
     _accept_by_depth: list[float] = field(default_factory=list)
     _accounts: dict[int, _Account] = field(default_factory=dict)
     _rounds: int = 0
 
-    def budget(self, full: Budget, batch_size: int, price: ForwardPrice, draft: DraftPrice) -> Budget:
+    def budget(self, full: Budget, batch_size: int, price: ForwardPrice) -> Budget:
         """Limits for the coming round, of a batch of that size. ``full``: what the configuration allows.
 
         A drafter that costs real time is asked for no more depth than pays, and none is asked whose drafts, all in all,
@@ -83,14 +84,14 @@ class Pace:
         if account is not None and account.in_debt and not probe:
             return Budget(0, 0)
         plain = price.at(batch_size)
-        if not draft.known or not self._accept_by_depth or draft.per_level < _CHEAP * plain:
+        if not self.draft.known or not self._accept_by_depth or self.draft.per_level < _CHEAP * plain:
             return full
         best, best_rate, expected, reach = 0, batch_size / plain, 1.0, 1.0
         for depth in range(1, full.depth + 1):
             known = self._accept_by_depth
             reach *= known[min(depth, len(known)) - 1]
             expected += reach
-            seconds = price.at(batch_size * (1 + depth)) + depth * draft.per_level
+            seconds = price.at(batch_size * (1 + depth)) + depth * self.draft.per_level
             if batch_size * expected / seconds > best_rate:
                 best, best_rate = depth, batch_size * expected / seconds
         if best < full.depth and probe:

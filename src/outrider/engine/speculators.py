@@ -12,7 +12,7 @@ from outrider.core.errors import DraftError
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget
 from outrider.drafters.tenants import TenantStore
-from outrider.engine.pace import DraftPrice, Pace
+from outrider.engine.pace import Pace
 from outrider.engine.request import trim
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ class Speculator:
     """One method in use, whoever asked for it. Requests of the same method are drafted for in one call."""
 
     drafter: Drafter
-    price: DraftPrice = field(default_factory=DraftPrice)
     paces: TenantStore[Pace] = field(default_factory=lambda: TenantStore(Pace))
 
 
@@ -117,7 +116,7 @@ class Speculators:
             how = request.speculation
             budget = how.full
             if price is not None and budget.nodes:
-                budget = how.pace(request).budget(budget, batch_size, price, how.speculator.price)
+                budget = how.pace(request).budget(budget, batch_size, price)
             if budget.nodes and request.view.room > 0:
                 groups.setdefault((how.speculator, budget), []).append(request)
         proposals: dict[int, Proposal] = {}
@@ -126,7 +125,8 @@ class Speculators:
             answer = self._ask(speculator.drafter, members, budget)
             trees = [self._checked(r, tree, budget, vocab_size) for r, tree in zip(members, answer, strict=False)]
             seconds = time.perf_counter() - started
-            speculator.price.observe(trees, seconds)
+            for tenant in dict.fromkeys(request.view.tenant for request in members):
+                speculator.paces.get(tenant).draft.observe(trees, seconds)
             for request, tree in zip(members, trees, strict=False):
                 proposals[request.id] = Proposal(tree, budget.nodes, seconds / len(members))
         return proposals

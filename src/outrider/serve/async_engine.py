@@ -30,6 +30,8 @@ _FAILURES_TO_GIVE_UP = 10
 
 _EMPTY_ROUNDS_TO_FAIL = 100
 _STATS_PATIENCE = 2.0
+_LAST_ROUND = 20.0
+"""Seconds that the round in progress is given to end when the server does."""
 
 
 @dataclass
@@ -87,11 +89,14 @@ class AsyncEngine:
         self._thread.start()
 
     async def close(self) -> None:
-        """Abort what runs, and end the thread."""
+        """Abort what runs, and end the thread. A round that does not end is left to itself, and counts as a failure."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _LAST_ROUND)
+        if self._thread.is_alive():
+            log.error("the engine's round has not ended in %.0f s; the server ends without it", _LAST_ROUND)
+            self._dead()
 
     @property
     def alive(self) -> bool:

@@ -61,6 +61,7 @@ class Service:
         self.metrics = Metrics({"model_name": self.names[0], **self.adapter.describe()})
         self.engine = AsyncEngine(self.adapter, self.metrics)
         self.draining = False
+        self._preparing = 0
         self._keys = Keys(load_keys(config))
 
     # -- before the body is read ---------------------------------------------------------------------------------------
@@ -118,8 +119,9 @@ class Service:
         if answers > self.config.max_choices:
             message = f"{answers} answers (prompts times n) are asked for, and {self.config.max_choices} allowed"
             raise APIError(400, message, param="n", code="invalid_value")
-        if self.engine.in_flight + answers > self.config.max_concurrent_requests:
-            message = f"the server is busy with {self.engine.in_flight} answers; try again later"
+        busy = self.engine.in_flight + self._preparing
+        if busy + answers > self.config.max_concurrent_requests:
+            message = f"the server is busy with {busy} answers; try again later"
             headers = {"Retry-After": "1"}
             raise APIError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
@@ -130,12 +132,15 @@ class Service:
         """
         self.check_model(body.model)
         self.check_room(answers)
-        # A thread cannot be stopped; what comes too late is dropped.
-        async with call.deadline.enforced():
-            requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+        self._preparing += answers
+        try:
+            # A thread cannot be stopped; what comes too late is dropped.
+            async with call.deadline.enforced():
+                requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+        finally:
+            self._preparing -= answers
         if self.draining:
             raise draining()
-        self.check_room(answers)  # others came while this one was made ready
         for request in requests[:: body.choices]:
             self.metrics.count_prompt(len(request.prompt))
         return self.engine.submit(requests, call.arrival)

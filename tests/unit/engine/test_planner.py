@@ -15,7 +15,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget
 from outrider.drafters.calibration import Calibrator
-from outrider.engine.pace import DraftPrice, Pace
+from outrider.engine.pace import Pace
 from outrider.engine.planner import Planner
 from outrider.engine.price import ForwardPrice
 from outrider.engine.request import trim
@@ -53,14 +53,14 @@ class Asked:
     """A pace with its price lists, asked again and again for a full budget of ``nodes`` each way."""
 
     def __init__(self, seconds: Sequence[float], nodes: int) -> None:
-        self.pace, self.draft, self.price = Pace(), DraftPrice(), price(seconds)
+        self.pace, self.price = Pace(), price(seconds)
         self.full = Budget(nodes, nodes)
 
     def depth(self, batch_size: int = 1) -> int:
-        return self.pace.budget(self.full, batch_size, self.price, self.draft).depth
+        return self.pace.budget(self.full, batch_size, self.price).depth
 
     def round(self, tree: DraftTree, committed: Sequence[int], seconds: float) -> None:
-        self.draft.observe([tree], seconds)
+        self.pace.draft.observe([tree], seconds)
         self.pace.observe_committed(tree, committed)
 
 

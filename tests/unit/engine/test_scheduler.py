@@ -45,8 +45,9 @@ def test_lower_priority_numbers_run_first_and_equals_in_order_of_arrival() -> No
     assert order_of_ending(engine, requests) == [requests[i] for i in (3, 1, 4, 0, 2)]
 
 
-def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
-    engine, _ = engine_of()
+def test_a_long_prompt_does_not_keep_short_ones_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_of(price=MACHINE)
+    monkeypatch.setattr(engine._planner, "observe_forward", lambda *_, **__: None)
     running = ask(engine, 2, 400)
     engine.step()
     long = ask(engine, 480, 4)
@@ -57,12 +58,13 @@ def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
     assert ended[4] is long, "nor do short ones keep it waiting"
 
 
-def test_short_prompts_that_keep_coming_do_not_starve_a_long_one() -> None:
-    engine, _ = engine_of()
+def test_short_prompts_that_keep_coming_do_not_starve_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_of(price=MACHINE)
+    monkeypatch.setattr(engine._planner, "observe_forward", lambda *_, **__: None)
     ask(engine, 2, 500)
     engine.step()
     long = ask(engine, 480, 4)
-    for _ in range(60):
+    for _ in range(260):  # half of a chunk of four rows at a time
         ask(engine, 30, 1)
         engine.step()
     assert long.finished
