@@ -54,7 +54,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def _unknown_argument(argument: str, options: Sequence[str]) -> str:
     if not argument.startswith("-"):
-        return f"unexpected argument {argument!r}; put a text of several words in quotes"
+        model = ", and a model stands behind --model" if "--model" in options else ""
+        return f"unexpected argument {argument!r}; a text of several words needs quotes{model}"
     name = argument.split("=", 1)[0]
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "; a text that begins with - goes after --"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -93,7 +93,9 @@ def stream_answer(
                 output = delta.output
                 write(paint(delta) if paint else delta.text)
         except KeyboardInterrupt:
-            pass
+            # It came between two pieces; the stream still gives the last one. It has ended if it came in its midst.
+            with suppress(KeyboardInterrupt, StopIteration):
+                output = deltas.throw(KeyboardInterrupt()).output
     return Answer("".join(text), output.raise_for_error() if output else None)
 
 

@@ -240,17 +240,19 @@ class LLM:
         try:
             ended = False
             while not ended:
-                stepped: list[Request] = []
                 try:
+                    stepped: list[Request] = []
                     # What else runs on this engine may have taken the request to its end already.
                     if not request.finished:
                         with deferred_interrupt():
                             stepped = self._engine.step()
+                    ended = request.finished
+                    if ended or request in stepped:
+                        yield request.take_delta()
                 except KeyboardInterrupt:
+                    # Also one that the reader throws in: the last piece, with what was committed, comes all the same.
                     self._engine.abort(request)
-                ended = request.finished
-                if ended or request in stepped:
-                    yield request.take_delta()
+                    ended = False
         finally:
             self._engine.abort(request)
 

@@ -297,6 +297,26 @@ def test_a_stream_is_closed_when_the_reader_is_interrupted() -> None:
     assert closed == [True]
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_an_interrupt_between_pieces_still_gets_what_was_committed(
+    pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fakes(monkeypatch)
+    llm = fake_llm("none")
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        if len(written) == pieces:
+            raise KeyboardInterrupt
+
+    answer = stream_answer(llm.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True)), write)
+    assert answer.interrupted
+    assert answer.output is not None
+    assert len(answer.output.token_ids) == pieces
+    assert answer.output.finish_reason == "aborted"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
