@@ -7,5 +7,9 @@ two test workers on two cores: there they sleep instead. Set before PyTorch, whi
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell that starts a command in the background has it ignore Ctrl-C; what these tests send must arrive all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
