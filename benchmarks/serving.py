@@ -70,14 +70,15 @@ class Measure:
         self.prompts = [p.turns[0] for p in every[:: max(1, len(every) // args.limit)][: args.limit]]
         self.random = random.Random(args.seed)
 
-    def chat(self, prompt: str, method: str) -> dict[str, Any]:
-        """The body of a request."""
+    def chat(self, prompt: str, method: str, salt: str | None = None) -> dict[str, Any]:
+        """The body of a request. Requests of different ``salt`` share neither prefix cache nor drafters' memory."""
         body = {
             "model": self.args.model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": self.args.max_tokens,
             "temperature": 0,
         }
+        body |= {"cache_salt": salt} if salt is not None else {}
         return body if method == "default" else {**body, "speculative": {"method": method}}
 
     def words(self, number: int) -> str:
@@ -96,14 +97,18 @@ class Measure:
     # -- the parts -----------------------------------------------------------------------------------------------------
 
     def load(self) -> list[dict[str, Any]]:
-        """Every method at every concurrency, in turn within each repeat."""
+        """Every method at every concurrency, in turn within each repeat.
+
+        Each pass over the prompts is a tenant of its own: a prompt that comes again must not find its last answer.
+        """
         rows = []
         for clients in map(int, self.args.concurrency.split(",")):
             found: dict[str, list[tuple[float, list[Answer]]]] = {method: [] for method in self.methods}
             for repeat in range(self.args.repeats):
                 order = self.methods if repeat % 2 == 0 else self.methods[::-1]
                 for method in order:
-                    bodies = [self.chat(prompt, method) for prompt in self.prompts]
+                    salt = f"{clients}/{repeat}/{method}"
+                    bodies = [self.chat(prompt, method, salt) for prompt in self.prompts]
                     began = time.perf_counter()
                     answers = self.run(bodies, clients)
                     found[method].append((time.perf_counter() - began, answers))
