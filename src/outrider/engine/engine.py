@@ -191,7 +191,7 @@ class Engine:
     def _rows_for_prompts(self, decoding: Sequence[Request]) -> int:
         """Rows that are left for prompts, those for drafts set aside, in a round that is not to keep others waiting."""
         rows = self._config.max_batched_tokens - len(decoding)
-        if not decoding:
+        if not decoding or not self._scheduler.filling:
             return rows
         drafts = sum(request.speculation.full.nodes for request in decoding)
         usual = len(decoding) + self._stats.planner_budget

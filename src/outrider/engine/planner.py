@@ -96,7 +96,7 @@ class Planner:
 
     def _best_count(self, batch_size: int, probabilities: Sequence[float]) -> int:
         """How many of the nodes, best first, to verify. Every count is tried: the price need not be convex."""
-        if self.price is None:
+        if self.price is None or not probabilities:
             return len(probabilities)
         expected = float(batch_size)
         best, best_rate = 0, expected / self.price.at(batch_size)

@@ -58,6 +58,11 @@ class Scheduler:
         assert request.seq is not None
         return len(request.view.tokens) - self._executor.length(request.seq)
 
+    @property
+    def filling(self) -> list[Request]:
+        """Running requests whose prompt, or what was lost when they made way, is not all in the KV cache yet."""
+        return [request for request in self._running if self.unforwarded(request) > 1]
+
     # -- who runs ------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Request]:
@@ -112,7 +117,7 @@ class Scheduler:
         left = self._cache.available_pages - sum(self._missing_pages(request, 1) for request in decoding)
         preempted: list[Request] = []
         while True:
-            filling = self._filling()
+            filling = self.filling
             chunks = self._divide(filling, rows, left)
             if chunks or not filling or decoding:
                 return chunks, preempted
@@ -157,9 +162,6 @@ class Scheduler:
     def make_room(self, rows: Sequence[tuple[Request, int]]) -> None:
         """Free the pages that a round of these rows takes."""
         self._cache.make_room(sum(self._missing_pages(request, count) for request, count in rows))
-
-    def _filling(self) -> list[Request]:
-        return [request for request in self._running if self.unforwarded(request) > 1]
 
     @property
     def _page_size(self) -> int:

@@ -20,7 +20,8 @@ from outrider.engine.planner import Planner
 from outrider.engine.price import ForwardPrice
 from outrider.engine.request import trim
 from outrider.executors.base import CostCurve
-from tests.support.fakes import ChaosDrafter, make_engine, run
+from tests.support.fake_llm import fake_llm, use_fakes
+from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
 
 
 class Honest(Calibrator):
@@ -131,6 +132,22 @@ def test_the_machine_is_measured_when_a_price_is_asked_for() -> None:
     assert machine.at(2) == 1.5
     assert machine.chunk_beside(1) >= 1
     assert measured == [1]
+
+
+def test_plain_decoding_never_measures_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    measure = FakeExecutor.measure_cost
+
+    def counted(self: FakeExecutor) -> CostCurve:
+        measured.append(1)
+        return measure(self)
+
+    monkeypatch.setattr(FakeExecutor, "measure_cost", counted)
+    use_fakes(monkeypatch)
+    for method in ("none", "ngram"):
+        assert not measured
+        fake_llm(method).generate([[5, 6, 7]], SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
+    assert measured, "drafts are planned by prices"
 
 
 def test_price_follows_a_machine_that_slows_down() -> None:
