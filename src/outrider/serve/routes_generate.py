@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from outrider.serve.engine_adapter import ToolReader
 from outrider.serve.openapi import accepts, answers
 from outrider.serve.protocol.answers import ChatCompletion, Completion
 from outrider.serve.protocol.chat import ChatRequest, ForcedTool
@@ -46,15 +47,17 @@ async def chat_completions(http: Request) -> Response:
     body = await service.body(http, ChatRequest, call)
     tools = tool_dicts(body)
     messages = [message.template_form() for message in body.messages]
-    readers = [service.adapter.tool_reader(tools) for _ in range(body.choices)] if tools else None
+    readers: list[ToolReader] = []
 
     def work() -> Work:
+        if tools:
+            readers.extend(service.adapter.tool_reader(tools) for _ in range(body.choices))
         structure, param = structure_of({**_extras(body), **_chat_structures(service, body, tools)})
         params = service.adapter.sampling_params(body.sampling_values(), structure, param)
         return Work([service.adapter.encode_chat(messages, tools)], params)
 
     generation = await service.generate(body, body.choices, work, call)
-    return await _answer(http, body, generation, ChatWriter(body, service.adapter.tokenizer, readers), call)
+    return await _answer(http, body, generation, ChatWriter(body, service.adapter.tokenizer, readers or None), call)
 
 
 async def _answer(http: Request, body: SamplingFields, generation: Any, writer: Writer, call: Call) -> Response:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -61,7 +59,7 @@ async def tokenize(http: Request) -> Response:
             return service.adapter.encode_chat([m.template_form() for m in body.messages], [], generate=generate)
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
-    ids = await asyncio.to_thread(encode)
+    ids = await service.prepare(call, encode)
     answer: Tokens = {"tokens": ids, "count": len(ids), "max_model_len": service.adapter.max_context}
     if body.return_token_strs:
         answer["token_strs"] = [token_text(tokenizer, token) for token in ids]
@@ -79,7 +77,7 @@ async def detokenize(http: Request) -> Response:
     if worst >= service.adapter.vocab_size:
         message = f"tokens holds {worst}; the vocabulary ends at {service.adapter.vocab_size - 1}"
         raise APIError(400, message, param="tokens", code="invalid_value")
-    text = await asyncio.to_thread(service.adapter.tokenizer.decode, body.tokens, False)
+    text = await service.prepare(call, lambda: service.adapter.tokenizer.decode(body.tokens, False))
     answer: Text = {"prompt": text}
     return JSONResponse(answer)
 

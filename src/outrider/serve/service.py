@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from outrider.serve.protocol.sampling import SamplingFields
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 _SEEDS = 1 << 64
 _PATIENCE_WITH_BODIES = 4
@@ -125,6 +126,14 @@ class Service:
             headers = {"Retry-After": "1"}
             raise APIError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
+    async def prepare(self, call: Call, make: Callable[[], T]) -> T:
+        """What ``make`` gives, which takes its time, in another thread. Raises APIError (504) if it takes too long.
+
+        A thread cannot be stopped; what comes too late is dropped.
+        """
+        async with call.deadline.enforced():
+            return await asyncio.to_thread(make)
+
     async def generate(self, body: SamplingFields, answers: int, work: Callable[[], Work], call: Call) -> Generation:
         """Queue what ``work`` makes of the body: it encodes prompts and compiles grammars, in another thread.
 
@@ -134,9 +143,8 @@ class Service:
         self.check_room(answers)
         self._preparing += answers
         try:
-            # A thread cannot be stopped; what comes too late is dropped.
-            async with call.deadline.enforced():
-                requests = await asyncio.to_thread(self._requests, body, work, tenant_of(call.key, body.cache_salt))
+            tenant = tenant_of(call.key, body.cache_salt)
+            requests = await self.prepare(call, lambda: self._requests(body, work, tenant))
         finally:
             self._preparing -= answers
         if self.draining:
