@@ -105,12 +105,14 @@ class Target(FakeExecutor):
         self.pause = 0.0
         self.faults = 0
 
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
         time.sleep(self.pause)
         if self.faults:
             self.faults -= 1
             raise RuntimeError("a secret from the inside of the executor")
-        return super().forward(segments, hidden_layers)
+        return super().forward(segments, hidden_layers, features)
 
 
 _LOGITS: dict[str, Logits] = {}

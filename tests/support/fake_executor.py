@@ -107,7 +107,9 @@ class FakeExecutor(Executor):
             path.append(token)
         return [*self._committed[seq], *reversed(path)]
 
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
         assert len({s.seq for s in segments}) == len(segments)
         self.forwards += 1
         if self.forwards in self.fail_at:

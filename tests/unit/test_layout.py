@@ -21,7 +21,7 @@ LAYERS = (
     ("bench", "audit", "train", "interop"),
     ("engine",),
     ("drafters", "acceptance"),
-    ("executors", "grammar", "chat"),
+    ("executors", "grammar", "chat", "heads"),
     ("models",),
     ("core",),
 )

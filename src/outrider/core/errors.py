@@ -65,6 +65,10 @@ class VocabularyMismatchError(UsageError):
     """Drafter and target do not share a vocabulary."""
 
 
+class HeadMismatchError(UsageError):
+    """A learned drafter does not fit the target, or its tensors do not fit each other."""
+
+
 class KVCacheFullError(OutriderError):
     """The executor has no free KV pages left for the rows of this forward pass."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.core.errors import ConfigError
 from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from outrider.core.config import SpeculativeConfig
     from outrider.core.sampling import SamplingState
-    from outrider.executors.base import Executor
+    from outrider.executors.base import Dense, Executor
     from outrider.models.loader import Model
 
 
@@ -150,3 +151,11 @@ class OpenExecutor(ABC):
 
     @abstractmethod
     def __call__(self, model: Model) -> Executor: ...
+
+    def head(self, model: Model) -> Executor:
+        """One for a model that reads the target's hidden states: see `Executor.open_head`."""
+        raise ConfigError("this engine runs no learned drafters")
+
+    def dense(self, weight: torch.Tensor) -> Dense:
+        """A product with a matrix of its own: see `Executor.dense`."""
+        raise ConfigError("this engine runs no learned drafters")

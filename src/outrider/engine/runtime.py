@@ -21,9 +21,11 @@ from outrider.engine.speculators import Speculators
 from outrider.executors import EXECUTORS, choose_executor
 
 if TYPE_CHECKING:
+    import torch
+
     from outrider.core.config import SpeculativeConfig
     from outrider.drafters.base import Drafter
-    from outrider.executors.base import CostCurve, Executor
+    from outrider.executors.base import CostCurve, Dense, Executor
     from outrider.models.loader import Model
 
 DEFAULT_CONTEXT = 8192
@@ -131,3 +133,10 @@ class _OpenAlike(OpenExecutor):
 
     def __call__(self, model: Model) -> Executor:
         return self._runtime.open_executor(model, quantize=model.weights.are_floats())
+
+    def head(self, model: Model) -> Executor:
+        target = self._runtime.executor
+        return target.open_head(model, kv_tokens=target.total_tokens, max_context=self._runtime.max_context)
+
+    def dense(self, weight: torch.Tensor) -> Dense:
+        return self._runtime.executor.dense(weight)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +123,21 @@ class ExecutorFactory(Protocol):
     ) -> Executor: ...
 
 
+class Dense(Protocol):
+    """x [R, k] -> [R, n], both float32 on the CPU. A row's result does not depend on how many others there are."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+def check_features(config: ModelConfig, segments: Sequence[Segment], features: torch.Tensor | None) -> None:
+    """Raise UsageError unless ``features`` are what a forward pass of such a model takes: see `Executor.forward`."""
+    if (features is None) != (config.fusion is None):
+        raise UsageError("a model with fusion takes a feature for each row, and no other model takes any")
+    shape = (sum(len(segment.tokens) for segment in segments), config.hidden_size)
+    if features is not None and tuple(features.shape) != shape:
+        raise UsageError(f"features have shape {tuple(features.shape)}; {shape} is expected")
+
+
 def whole_pages(kv_tokens: int | None, kv_memory: int | None, page_size: int, page_bytes: int) -> int:
     """Pages of a KV cache of that many tokens and that much memory at most; see `ExecutorFactory`."""
     if kv_tokens is None and kv_memory is None:
@@ -164,11 +179,14 @@ class Executor(ABC):
         """Give back one `retain` of each of these pages. Raises UsageError for one that is not retained."""
 
     @abstractmethod
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
         """Append the segments' rows as pending rows and run the model over them.
 
-        At most one segment a sequence. Raises KVCacheFullError if pages run out and ContextLengthError if a row would
-        lie beyond the context; nothing has changed then.
+        features: [R, H] float32 on the CPU, one for each row, for a model whose configuration has `fusion`, and for no
+        other (UsageError). At most one segment a sequence. Raises KVCacheFullError if pages run out and
+        ContextLengthError if a row would lie beyond the context; nothing has changed then.
         """
 
     @abstractmethod
@@ -217,6 +235,19 @@ class Executor(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError if pages are lost, counted wrongly, or shared where one may write. For tests."""
+
+    def open_head(self, model: Model, *, kv_tokens: int, max_context: int) -> Executor:
+        """An executor of this kind, on the same threads or device, for a learned drafter of this executor's model.
+
+        What ``model.weights`` lacks of the embedding ("model.embed_tokens.weight") and of the output matrix
+        ("lm_head.weight") is this model's own, and its memory is shared. Float matrices are kept in the form in which
+        they are fast: int8 on the CPU. Raises as the constructor does.
+        """
+        raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")
+
+    def dense(self, weight: torch.Tensor) -> Dense:
+        """A product with a matrix [n, k] of floats that is kept where and how this executor's products are fast."""
+        raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The k most likely tokens of each row of logits [R, V], best first, and their log-probabilities, [R, k]."""

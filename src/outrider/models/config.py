@@ -26,6 +26,21 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Fusion:
+    """How a row of a learned drafter takes in a feature, a hidden state of the target's, beside its token.
+
+    kind: "project": the first block's input is one matrix times [embedding, feature] (EAGLE-1, MTP). "attend": the
+    feature is the residual stream, and the first block's q, k and v read [norm(embedding), norm(feature)] (EAGLE-3).
+    norms: RMSNorm on embedding and feature before they are joined; always with "attend". bias: of the matrix of
+    "project".
+    """
+
+    kind: str
+    norms: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
@@ -34,6 +49,10 @@ class ModelConfig:
     on queries and keys before the rotary embedding. sliding_window: a row sees this many latest positions (itself
     included) in the layers for which ``window_layers`` is true; None: all positions.
     no_rope_layers: layers that skip the rotary embedding (SmolLM3).
+
+    For learned drafters. fusion: rows have a feature as well. logits_size: columns of the logits, if the output is
+    over other tokens than the vocabulary. first_norm, final_norm: whether there is a norm before the first block's
+    attention (never with fusion "attend", whose norms take its place) and one after the last block.
     """
 
     family: str
@@ -58,6 +77,19 @@ class ModelConfig:
     no_rope_layers: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    fusion: Fusion | None = None
+    logits_size: int | None = None
+    first_norm: bool = True
+    final_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fusion is not None and self.fusion.kind == "attend" and self.first_norm:
+            raise ValueError("with fusion 'attend' the first block has no norm of its own; set first_norm=False")
+
+    @property
+    def num_logits(self) -> int:
+        """Columns of the logits."""
+        return self.logits_size if self.logits_size is not None else self.vocab_size
 
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, None for full attention."""
@@ -71,13 +103,16 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     c = config
     hidden, q, kv, inner = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, hidden)}
+    shapes |= _fusion_shapes(c)
     for i in range(c.num_layers):
         layer = f"model.layers.{i}"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        if i or c.first_norm:
+            shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        seen = 2 * hidden if i == 0 and c.fusion is not None and c.fusion.kind == "attend" else hidden
         for name, rows, columns, bias in (
-            ("self_attn.q_proj", q, hidden, c.qkv_bias),
-            ("self_attn.k_proj", kv, hidden, c.qkv_bias),
-            ("self_attn.v_proj", kv, hidden, c.qkv_bias),
+            ("self_attn.q_proj", q, seen, c.qkv_bias),
+            ("self_attn.k_proj", kv, seen, c.qkv_bias),
+            ("self_attn.v_proj", kv, seen, c.qkv_bias),
             ("self_attn.o_proj", hidden, q, c.o_bias),
             ("mlp.gate_proj", inner, hidden, c.mlp_bias),
             ("mlp.up_proj", inner, hidden, c.mlp_bias),
@@ -90,7 +125,20 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
             shapes[f"{layer}.self_attn.q_norm.weight"] = (c.head_dim,)
             shapes[f"{layer}.self_attn.k_norm.weight"] = (c.head_dim,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-    shapes["model.norm.weight"] = (hidden,)
+    if c.final_norm:
+        shapes["model.norm.weight"] = (hidden,)
     if not c.tie_embeddings:
-        shapes["lm_head.weight"] = (c.vocab_size, hidden)
+        shapes["lm_head.weight"] = (c.num_logits, hidden)
+    return shapes
+
+
+def _fusion_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    hidden, fusion = config.hidden_size, config.fusion
+    shapes: dict[str, tuple[int, ...]] = {}
+    if fusion is not None and fusion.norms:
+        shapes |= {"model.embed_norm.weight": (hidden,), "model.feature_norm.weight": (hidden,)}
+    if fusion is not None and fusion.kind == "project":
+        shapes["model.fuse.weight"] = (hidden, 2 * hidden)
+        if fusion.bias:
+            shapes["model.fuse.bias"] = (hidden,)
     return shapes

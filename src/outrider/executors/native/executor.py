@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.core.errors import ConfigError, UnknownNameError
-from outrider.executors.base import Executor, ForwardOutput, Segment, whole_pages
+from outrider.executors.base import Executor, ForwardOutput, Segment, check_features, whole_pages
 from outrider.executors.native import default_threads, require
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ class NativeExecutor(Executor):
     def release(self, pages: Sequence[int]) -> None:
         self._session.release(list(pages))
 
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
+        check_features(self.config, segments, features)
         counts = [len(segment.tokens) for segment in segments]
         rows: list[int] = []
         start = 0

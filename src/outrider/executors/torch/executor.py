@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from outrider.core.errors import ConfigError, ContextLengthError, UsageError
-from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment, whole_pages
+from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment, check_features, whole_pages
 from outrider.executors.torch.attention import SegmentPlan, causal_mask
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
@@ -91,7 +91,10 @@ class TorchExecutor(Executor):
     def release(self, pages: Sequence[int]) -> None:
         self._cache.release(pages)
 
-    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
+        check_features(self.config, segments, features)
         added = self._check(segments, hidden_layers)
         self._cache.reserve([(self._cache[s.seq], len(s.tokens)) for s in segments])
         for segment, depths in zip(segments, added, strict=True):
