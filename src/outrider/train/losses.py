@@ -1,0 +1,99 @@
+"""Cross-entropy against the target's distribution, without ever holding the logits of all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_BLOCK = 2048
+"""Rows whose gradients by logits are held at once: enough for the gradient of the output matrix to be one good product."""
+_CHUNK = 256
+"""Rows whose logits are turned to probabilities at once: few enough to stay in the cache."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """total: scalar, sum over rows of scale * cross-entropy, differentiable by rows and matrix.
+
+    entropy: [R] float32, each row's cross-entropy. hit: [R] bool, whether its likeliest column is the target's.
+    """
+
+    total: torch.Tensor
+    entropy: torch.Tensor
+    hit: torch.Tensor
+
+
+def soft_cross_entropy(
+    x: torch.Tensor, output: torch.Tensor, probs: torch.Tensor, index: torch.Tensor, scale: torch.Tensor
+) -> CrossEntropy:
+    """-sum_v p(v) log softmax(x output^T)(v) for every row.
+
+    x: [R, H]. output: [D, H], in the dtype of ``x``. probs: [N, D], distributions; row r is to meet
+    ``probs[index[r]]``. scale: [R] float32, weight of each row in the total.
+    """
+    total, entropy, hit = _SoftCrossEntropy.apply(x, output, probs, index, scale)  # type: ignore[no-untyped-call]
+    return CrossEntropy(total, entropy, hit)
+
+
+def target_probs(normed: torch.Tensor, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[N, D] in ``dtype``: softmax of normed [N, H] through output [D, H]; the sums in the dtype of ``output``."""
+    probs = torch.empty(len(normed), len(output), dtype=dtype)
+    for start in range(0, len(normed), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        probs[part] = (normed[part].to(output.dtype) @ output.T).float().softmax(-1)
+    return probs
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Gradients are computed along with the values, since both need the same logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        output: torch.Tensor,
+        probs: torch.Tensor,
+        index: torch.Tensor,
+        scale: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        entropy, hit = torch.empty(len(x)), torch.empty(len(x), dtype=torch.bool)
+        learns_x, learns_output = ctx.needs_input_grad[:2]
+        d_x = torch.empty_like(x) if learns_x else None
+        d_output = torch.zeros(output.shape) if learns_output else None
+        held = torch.empty(min(len(x), _BLOCK), len(output), dtype=x.dtype)
+        for start in range(0, len(x), _BLOCK):
+            block = slice(start, min(start + _BLOCK, len(x)))
+            d_logits = held[: block.stop - block.start]
+            for first in range(block.start, block.stop, _CHUNK):
+                part = slice(first, min(first + _CHUNK, block.stop))
+                inner = slice(part.start - block.start, part.stop - block.start)
+                wanted = probs[index[part]]
+                logits = x[part] @ output.T
+                entropy[part], hit[part], q = _compare(logits, wanted)
+                torch.mul(q.sub_(wanted), scale[part, None].to(q.dtype), out=d_logits[inner])
+                if d_x is not None:
+                    torch.mm(d_logits[inner], output, out=d_x[part])
+            if d_output is not None:
+                d_output += d_logits.T @ x[block]
+        ctx.save_for_backward(d_x, d_output)
+        ctx.dtype = output.dtype
+        ctx.mark_non_differentiable(entropy, hit)
+        return (entropy * scale).sum(), entropy, hit
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        d_x, d_output = ctx.saved_tensors
+        d_x = None if d_x is None else d_x * gradient.to(d_x.dtype)
+        d_output = None if d_output is None else (d_output * gradient).to(ctx.dtype)
+        return d_x, d_output, None, None, None
+
+
+def _compare(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cross-entropy, whether the likeliest columns are the same, and the softmax of ``logits`` in their dtype."""
+    largest, best = logits.max(-1)
+    q = logits.softmax(-1)
+    log_sum = largest.float() - q.gather(1, best[:, None]).squeeze(1).float().log()
+    mean = torch.linalg.vecdot(wanted, logits).float()
+    return log_sum - mean, best == wanted.max(-1).indices, q

@@ -1,0 +1,151 @@
+"""The contract of a drafter under training, and what all methods share: the target, the draft vocabulary, the goal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from outrider.core.errors import ConfigError
+from outrider.heads.head import OUTPUT, Head
+from outrider.train.batches import Batch
+from outrider.train.losses import target_probs
+from outrider.train.modules.target import Target
+
+
+def _option(default: Any, text: str, *methods: str) -> Any:
+    """A field with its help. methods: those that read it; none: all."""
+    return field(default=default, metadata={"help": text, "methods": methods})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a new drafter is. Validated when built."""
+
+    draft_vocab: int = _option(8192, "tokens that it can guess, the most frequent ones; 0: all of the vocabulary")
+    own_output: bool | None = _option(None, "an output matrix of its own; default: eagle3 has one")
+    intermediate_size: int | None = _option(
+        None, "inner size of its MLP; default: the target's", "eagle3", "eagle", "mtp"
+    )
+    num_heads: int = _option(4, "medusa: heads, each of which guesses one token further", "medusa")
+    num_blocks: int = _option(1, "medusa: residual blocks of a head", "medusa")
+
+    def __post_init__(self) -> None:
+        for name, low in (("draft_vocab", 0), ("intermediate_size", 1), ("num_heads", 1), ("num_blocks", 1)):
+            value = getattr(self, name)
+            if value is None and name == "intermediate_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
+        if self.own_output is not None and not isinstance(self.own_output, bool):
+            raise ConfigError(f"own_output={self.own_output!r} must be true or false")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """steps: draft positions that are trained for. decay: weight of each one's loss over that of the one before."""
+
+    steps: int
+    decay: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a batch says, by draft position; sums, so that batches can be added up. All [steps] float64.
+
+    entropy, learned: cross-entropy against the target's distribution, and the rows with one. hits, asked: rows whose
+    likeliest token is the target's, and those that could be; a token outside the draft vocabulary is asked for and never
+    hit. Position k is asked for where the text up to it could be drafted.
+    """
+
+    entropy: torch.Tensor
+    learned: torch.Tensor
+    hits: torch.Tensor
+    asked: torch.Tensor
+
+    def __add__(self, other: Tally) -> Tally:
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("entropy", "learned", "hits", "asked"))
+        return Tally(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """loss: scalar to minimise, a mean over the rows of the first draft position."""
+
+    loss: torch.Tensor
+    tally: Tally
+
+
+class DrafterModule(nn.Module, ABC):
+    """A drafter under training. Its parameters are its own tensors; what it takes from the target is none of them.
+
+    dtype: of the products (see `outrider.train.modules.layers`); float32 or bfloat16.
+    """
+
+    method: str
+    feature_layers: tuple[int, ...]
+
+    def __init__(self, target: Target, draft_ids: torch.Tensor | None, own_output: bool, dtype: torch.dtype) -> None:
+        """draft_ids: see `Head.draft_ids`."""
+        super().__init__()
+        self.target, self.dtype = target, dtype
+        self.draft_ids = draft_ids
+        rows = target.output if draft_ids is None else target.output[draft_ids]
+        self.target_rows = rows
+        self.places = torch.full((target.config.vocab_size,), -1)
+        ids = torch.arange(target.config.vocab_size) if draft_ids is None else draft_ids
+        self.places[ids] = torch.arange(len(ids))
+        if own_output:
+            self.lm_head = nn.Linear(rows.shape[1], rows.shape[0], bias=False)
+            with torch.no_grad():
+                self.lm_head.weight.copy_(rows)
+
+    @classmethod
+    @abstractmethod
+    def create(cls, target: Target, shape: Shape, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Self:
+        """A new one, in a state from which little data goes far. Random numbers are PyTorch's default ones."""
+
+    @classmethod
+    @abstractmethod
+    def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> Self:
+        """One that goes on from ``head``. Raises HeadMismatchError if it does not fit, or cannot be trained."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, goal: Goal) -> Outcome:
+        """Loss and measures of a batch, in the order of its rows."""
+
+    @abstractmethod
+    def to_head(self, dtype: torch.dtype = torch.bfloat16) -> Head:
+        """What was learned so far, with tensors in ``dtype``, copied."""
+
+    @property
+    def last_layer(self) -> int:
+        """The target's hidden state that tells its distribution."""
+        return self.target.config.num_layers
+
+    def output(self) -> torch.Tensor:
+        """The output matrix [D, H] in the dtype of products."""
+        return (self.lm_head.weight if hasattr(self, "lm_head") else self.target_rows).to(self.dtype)
+
+    def probs(self, batch: Batch) -> torch.Tensor:
+        """The target's distribution of every label over the draft vocabulary, [N, D]."""
+        return target_probs(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
+
+    def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+        """Parameters by canonical name."""
+        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+
+    def load(self, head: Head) -> None:
+        """Take over the tensors of a head of the same shape. An OUTPUT it lacks is the target's."""
+        own = self.state_dict()
+        with torch.no_grad():
+            for name, tensor in head.tensors.items():
+                own[name].copy_(tensor)
+
+
+def has_output(head: Head) -> bool:
+    return OUTPUT in head.tensors

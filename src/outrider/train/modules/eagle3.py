@@ -1,0 +1,38 @@
+"""EAGLE-3 (Li et al., 2025): features of three layers joined to one, tokens learned directly, a draft vocabulary."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.models.config import Fusion
+from outrider.train.modules.base import Shape
+from outrider.train.modules.chain import ChainModule
+from outrider.train.modules.start import drafter_config, start_block
+from outrider.train.modules.target import Target
+
+
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+    """The target's hidden states that are joined: a low, a middle and a high one, as the authors have them."""
+    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
+
+
+class Eagle3(ChainModule):
+    method = "eagle3"
+
+    @classmethod
+    def create(cls, target: Target, shape: Shape, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Eagle3:
+        fusion = Fusion("attend")
+        config = drafter_config(target.config, shape, draft_ids, fusion, first_norm=False, final_norm=True)
+        own_output = True if shape.own_output is None else shape.own_output
+        layers = usual_layers(target.config.num_layers)
+        module = cls(target, config, layers, draft_ids, own_output, dtype)
+        last = target.config.num_layers - 1
+        start_block(module.block, target, last)
+        with torch.no_grad():
+            module.model.norm.weight.copy_(target.norm)
+            module.model.feature_norm.weight.copy_(target.layer(last, "input_layernorm"))
+            if len(layers) > 1:  # at first the feature is the highest layer's state
+                size = config.hidden_size
+                module.features.weight.normal_(std=0.01)
+                module.features.weight[:, -size:] += torch.eye(size)
+        return module
