@@ -36,7 +36,7 @@ struct Maker {
 std::shared_ptr<const Model> make_model(WeightFormat format) {
   Maker make;
   auto model = std::make_shared<Model>();
-  model->shape = {kVocab, kHidden, kHeads, kKvHeads, kHeadDim, kInner, 1e-5f, {}, 1.0f};
+  model->shape = {kVocab, kHidden, kHeads, kKvHeads, kHeadDim, kInner, kVocab, 1e-5f, {}, 1.0f};
   for (int i = 0; i < kHeadDim / 2; ++i)
     model->shape.inverse_frequencies.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / kHeadDim));
   model->embedding = model->lm_head = make.matrix(format, kVocab, kHidden);
