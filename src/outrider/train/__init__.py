@@ -1,0 +1,1 @@
+"""Training of learned drafters: data, the target's hidden states, the modules that learn, and the loop."""
