@@ -13,5 +13,8 @@ MODULES: Registry[type[DrafterModule]] = Registry(
     "training method",
     {
         "eagle3": "outrider.train.modules.eagle3:Eagle3",
+        "eagle": "outrider.train.modules.eagle:Eagle",
+        "medusa": "outrider.train.modules.medusa:Medusa",
+        "mtp": "outrider.train.modules.mtp:MTP",
     },
 )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from outrider.core.errors import ConfigError
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
 from outrider.train.batches import Batch
-from outrider.train.losses import target_probs
+from outrider.train.losses import CrossEntropy, target_probs
 from outrider.train.modules.target import Target
 
 
@@ -43,6 +43,13 @@ class Shape:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
         if self.own_output is not None and not isinstance(self.own_output, bool):
             raise ConfigError(f"own_output={self.own_output!r} must be true or false")
+
+    def check_is_read(self, method: str) -> None:
+        """Raise ConfigError for an option that is set and that ``method`` would ignore."""
+        for option in fields(self):
+            methods = option.metadata["methods"]
+            if methods and method not in methods and getattr(self, option.name) != option.default:
+                raise ConfigError(f"{option.name} is for {', '.join(methods)}; {method} would ignore it")
 
 
 @dataclass(frozen=True)
@@ -139,13 +146,16 @@ class DrafterModule(nn.Module, ABC):
         """Parameters by canonical name."""
         return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
 
-    def load(self, head: Head) -> None:
-        """Take over the tensors of a head of the same shape. An OUTPUT it lacks is the target's."""
-        own = self.state_dict()
-        with torch.no_grad():
-            for name, tensor in head.tensors.items():
-                own[name].copy_(tensor)
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over tensors of a head of the same shape, by canonical name. An OUTPUT that is missing is the target's."""
+        self.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
 
-def has_output(head: Head) -> bool:
-    return OUTPUT in head.tensors
+def tally_of(measured: Sequence[CrossEntropy], learned: Sequence[int], asked: Sequence[int]) -> Tally:
+    """From what was measured at each draft position, and how many rows were learned from and asked for there."""
+    return Tally(
+        entropy=torch.stack([part.entropy.double().sum() for part in measured]),
+        learned=torch.tensor(learned, dtype=torch.float64),
+        hits=torch.stack([part.hit.double().sum() for part in measured]),
+        asked=torch.tensor(asked, dtype=torch.float64),
+    )

@@ -8,8 +8,9 @@ draft vocabulary, and at the end of what is to be learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +18,12 @@ from torch import nn
 
 from outrider.core.errors import HeadMismatchError
 from outrider.executors.torch.rope import RotaryTable, rotate
-from outrider.heads.head import EMBEDDING, FEATURES, OUTPUT, Head
+from outrider.heads.head import EMBEDDING, OUTPUT, Head
 from outrider.models.config import ModelConfig
 from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, soft_cross_entropy
 from outrider.train.modules.attention import attend
-from outrider.train.modules.base import DrafterModule, Goal, Outcome, Tally
+from outrider.train.modules.base import DrafterModule, Goal, Outcome, Tally, tally_of
 from outrider.train.modules.layers import Attention, Block, Core, Product
 from outrider.train.modules.target import Target
 
@@ -66,8 +67,6 @@ class ChainModule(DrafterModule):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(target, draft_ids, own_output, dtype)
-        if config.num_layers != 1:
-            raise HeadMismatchError(f"a drafter of {config.num_layers} blocks cannot be trained, only one of 1")
         assert config.fusion is not None
         self.config, self.feature_layers = config, feature_layers
         self.attends = config.fusion.kind == "attend"
@@ -98,15 +97,22 @@ class ChainModule(DrafterModule):
         )
 
     @classmethod
-    def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> ChainModule:
+    def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> Self:
         head.check_fits(target.config, target.name)
         head.check_tensors()
-        if head.method != cls.method or head.config is None:
-            raise HeadMismatchError(f"{head.source or 'this'} is a drafter of the method {head.method}, not {cls.method}")
-        if EMBEDDING in head.tensors:
-            raise HeadMismatchError(f"{head.source or head.method}: it has an embedding of its own, and cannot be trained")
-        module = cls(target, head.config, head.feature_layers, head.draft_ids, OUTPUT in head.tensors, dtype)
-        module.load(head)
+        where = head.source or head.method
+        config = head.config
+        if head.method != cls.method or config is None:
+            raise HeadMismatchError(f"{where}: a drafter of the method {head.method}, not {cls.method}")
+        if config.num_layers != 1 or config.no_rope_layers or config.sliding_window is not None:
+            raise HeadMismatchError(f"{where}: only drafters of one block, rotary and without a window, can be trained")
+        tensors = dict(head.tensors)
+        embedding = tensors.pop(EMBEDDING, target.embedding)
+        if not torch.equal(embedding.to(target.embedding.dtype), target.embedding):
+            raise HeadMismatchError(f"{where}: it has an embedding of its own, which training would not keep")
+        module = cls(target, config, head.feature_layers, head.draft_ids, OUTPUT in tensors, dtype)
+        module.normed = head.normed
+        module.load(tensors)
         return module
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -226,14 +232,10 @@ def _alive(batch: Batch, bases: torch.Tensor, wanted: torch.Tensor, step: int) -
     return (inside & wanted[(bases + step).clamp_(max=len(batch) - 1)]).nonzero().squeeze(1)
 
 
-def _tally(batch: Batch, steps: list[Step], measured: CrossEntropy) -> Tally:
+def _tally(batch: Batch, steps: Sequence[Step], measured: CrossEntropy) -> Tally:
     sizes = [len(step.rows) for step in steps]
     asked = [int(batch.learned.sum())]
     for number, step in enumerate(steps[:-1], start=1):
         asked.append(len(_alive(batch, step.bases, batch.learned, number)))
-    return Tally(
-        entropy=torch.stack([part.double().sum() for part in measured.entropy.split(sizes)]),
-        learned=torch.tensor(sizes, dtype=torch.float64),
-        hits=torch.stack([part.double().sum() for part in measured.hit.split(sizes)]),
-        asked=torch.tensor(asked, dtype=torch.float64),
-    )
+    by_step = zip(measured.entropy.split(sizes), measured.hit.split(sizes), strict=True)
+    return tally_of([CrossEntropy(measured.total, entropy, hit) for entropy, hit in by_step], sizes, asked)

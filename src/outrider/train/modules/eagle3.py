@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.heads.eagle3 import usual_layers
 from outrider.models.config import Fusion
 from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
@@ -11,18 +12,14 @@ from outrider.train.modules.start import drafter_config, start_block
 from outrider.train.modules.target import Target
 
 
-def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """The target's hidden states that are joined: a low, a middle and a high one, as the authors have them."""
-    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
-
-
 class Eagle3(ChainModule):
     method = "eagle3"
 
     @classmethod
     def create(cls, target: Target, shape: Shape, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Eagle3:
-        fusion = Fusion("attend")
-        config = drafter_config(target.config, shape, draft_ids, fusion, first_norm=False, final_norm=True)
+        config = drafter_config(
+            target.config, shape, draft_ids, Fusion("attend"), first_norm=False, final_norm=True
+        )
         own_output = True if shape.own_output is None else shape.own_output
         layers = usual_layers(target.config.num_layers)
         module = cls(target, config, layers, draft_ids, own_output, dtype)

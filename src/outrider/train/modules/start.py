@@ -71,3 +71,13 @@ def start_block(block: Block, target: Target, number: int) -> None:
     else:
         for layer in (block.mlp.gate_proj, block.mlp.up_proj, block.mlp.down_proj):
             layer.weight.normal_(std=_SPREAD)
+
+
+@torch.no_grad()
+def start_projection(fuse: nn.Linear) -> None:
+    """Let the feature through as it is, and the embedding but faintly: the block starts near what it was in the target."""
+    size = fuse.out_features
+    fuse.weight.normal_(std=_SPREAD)
+    fuse.weight[:, size:] += torch.eye(size)
+    if fuse.bias is not None:
+        fuse.bias.zero_()

@@ -1,0 +1,109 @@
+"""Medusa (Cai et al., 2024): heads on the last hidden state, each of which guesses one token further ahead."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from outrider.core.errors import HeadMismatchError
+from outrider.heads.head import OUTPUT, Head
+from outrider.train.batches import Batch
+from outrider.train.losses import soft_cross_entropy
+from outrider.train.modules.base import DrafterModule, Goal, Outcome, Shape, tally_of
+from outrider.train.modules.layers import Product
+from outrider.train.modules.target import Target
+
+
+class MedusaHead(nn.Module):
+    """One head: residual blocks x + silu(W x + b), which do nothing at first, and perhaps an output matrix."""
+
+    def __init__(self, size: int, num_blocks: int, rows: torch.Tensor | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(size, size) for _ in range(num_blocks)])
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        if rows is not None:
+            self.output = nn.Linear(size, len(rows), bias=False)
+            with torch.no_grad():
+                self.output.weight.copy_(rows)
+
+    def forward(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """x: [R, H] float32 -> the same, past the blocks."""
+        for block in self.blocks:
+            assert isinstance(block, nn.Linear)
+            x = x + F.silu(Product.of(dtype, block)(x))
+        return x
+
+
+class Medusa(DrafterModule):
+    method = "medusa"
+
+    def __init__(
+        self,
+        target: Target,
+        num_heads: int,
+        num_blocks: int,
+        draft_ids: torch.Tensor | None,
+        own_outputs: bool,
+        shared_output: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        """own_outputs: every head has an output matrix. shared_output: all have one in common that is not the target's."""
+        super().__init__(target, draft_ids, shared_output, dtype)
+        self.feature_layers = (target.config.num_layers,)
+        rows = self.target_rows if own_outputs else None
+        size = target.config.hidden_size
+        self.heads = nn.ModuleList([MedusaHead(size, num_blocks, rows) for _ in range(num_heads)])
+
+    @classmethod
+    def create(cls, target: Target, shape: Shape, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Medusa:
+        return cls(target, shape.num_heads, shape.num_blocks, draft_ids, bool(shape.own_output), False, dtype)
+
+    @classmethod
+    def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> Medusa:
+        head.check_fits(target.config, target.name)
+        head.check_tensors()
+        blocks = {sum(name.startswith(f"heads.{k}.blocks.") for name in head.tensors) // 2 for k in range(head.num_heads)}
+        outputs = sum(name.endswith(".output.weight") for name in head.tensors)
+        if head.method != cls.method or len(blocks) != 1 or outputs not in (0, head.num_heads):
+            raise HeadMismatchError(f"{head.source or 'this'}: not heads of one kind, as training takes them")
+        shared = OUTPUT in head.tensors
+        module = cls(target, head.num_heads, blocks.pop(), head.draft_ids, outputs > 0, shared, dtype)
+        module.load(head.tensors)
+        return module
+
+    def loss(self, batch: Batch, goal: Goal) -> Outcome:
+        """Head k is trained on the target's distribution k places after the label."""
+        wanted = batch.learned & (self.places[batch.labels] >= 0)
+        features = self.target.normed(batch.features)
+        probs = self.probs(batch)
+        shared = self.output()
+        total = torch.zeros(())
+        parts, sizes, asked = [], [], []
+        for number, head in enumerate(self.heads):
+            assert isinstance(head, MedusaHead)
+            inside = (batch.left >= number).nonzero().squeeze(1)
+            bases = inside[wanted[inside + number]]
+            asked.append(int(batch.learned[inside + number].sum()))
+            output = Product.of(self.dtype, head.output).weight if hasattr(head, "output") else shared
+            x = head(features[bases], self.dtype).to(self.dtype)
+            scale = torch.full((len(bases),), goal.decay**number / max(int(wanted.sum()), 1))
+            measured = soft_cross_entropy(x, output, probs, bases + number, scale)
+            total = total + measured.total
+            parts.append(measured)
+            sizes.append(len(bases))
+        return Outcome(total, tally_of(parts, sizes, asked))
+
+    def to_head(self, dtype: torch.dtype = torch.bfloat16) -> Head:
+        t = self.target.config
+        return Head(
+            method=self.method,
+            hidden_size=t.hidden_size,
+            num_layers=t.num_layers,
+            vocab_size=t.vocab_size,
+            feature_layers=self.feature_layers,
+            tensors=self.tensors(dtype),
+            normed=True,
+            draft_ids=self.draft_ids,
+        )
