@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
+
+from outrider.core.config import EngineConfig
+from outrider.engine.llm import LLM
+from outrider.executors import EXECUTORS
 from outrider.models.chat import ChatTemplate
 from outrider.models.loader import Model
 from outrider.models.tokenizer import Tokenizer
+from tests.support.fake_executor import FakeExecutor
 from tests.support.models import random_model
 from tests.support.tokenizers import trained
 
@@ -29,3 +38,32 @@ def chat_model(template: str | None = CHATML, *, seed: int = 0, **overrides: Any
     shape = {"vocab_size": tokenizer.vocab_size, "eos_token_ids": tokenizer.end_ids, "bos_token_id": None}
     model = random_model("llama", seed=seed, **(shape | overrides))
     return replace(model, tokenizer=tokenizer)
+
+
+@cache
+def _words() -> torch.Tensor:
+    """Logits that leave a text readable: no broken characters, no control tokens but the one that ends a turn."""
+    tokenizer = chat_tokenizer()
+    logits = torch.full((tokenizer.vocab_size,), -1e4)
+    for token in range(tokenizer.vocab_size):
+        if tokenizer.token_bytes(token).strip().isalpha():
+            logits[token] = 0.0
+    logits[list(tokenizer.special_ids)] = -1e4
+    logits[list(tokenizer.end_ids)] = 3.0
+    return logits
+
+
+def wordy_logits(history: Sequence[int]) -> torch.Tensor:
+    """Logits of a target that talks nonsense and comes to an end: a function of the last three tokens."""
+    noise = np.random.default_rng(tuple(history[-3:])).normal(size=len(_words()), scale=2.0)
+    return _words() + torch.from_numpy(noise).float()
+
+
+def open_wordy(model: Model, *, kv_tokens: int, max_context: int, **_: object) -> FakeExecutor:
+    return FakeExecutor(model.config, wordy_logits, kv_tokens=kv_tokens, max_context=max_context)
+
+
+def wordy_llm(template: str | None = CHATML, context: int = 128) -> LLM:
+    """An `LLM` over `wordy_logits`, without speculation."""
+    EXECUTORS._entries["wordy"] = "tests.support.training:open_wordy"
+    return LLM(chat_model(template), "none", executor="wordy", engine_config=EngineConfig(max_context=context))

@@ -64,7 +64,9 @@ class Medusa(DrafterModule):
     def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> Medusa:
         head.check_fits(target.config, target.name)
         head.check_tensors()
-        blocks = {sum(name.startswith(f"heads.{k}.blocks.") for name in head.tensors) // 2 for k in range(head.num_heads)}
+        blocks = {
+            sum(name.startswith(f"heads.{k}.blocks.") for name in head.tensors) // 2 for k in range(head.num_heads)
+        }
         outputs = sum(name.endswith(".output.weight") for name in head.tensors)
         if head.method != cls.method or len(blocks) != 1 or outputs not in (0, head.num_heads):
             raise HeadMismatchError(f"{head.source or 'this'}: not heads of one kind, as training takes them")
