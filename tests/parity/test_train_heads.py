@@ -1,5 +1,5 @@
-"""A drafter under training computes what the executor computes for it once it is saved: on the target's features, and on
-its own output, at every draft position."""
+"""A drafter under training computes what the executor computes for it once it is saved: on the target's features, and
+on its own output, at every draft position."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from outrider.models.weights import TensorWeights
 from outrider.train.batches import collate
 from outrider.train.data import Sample
 from outrider.train.features import Features
-from outrider.train.modules.base import Goal, Shape
-from outrider.train.modules.build import module_from_head, new_module
+from outrider.train.modules.base import Shape
+from outrider.train.modules.build import new_module
 from outrider.train.modules.chain import ChainModule
 from outrider.train.modules.target import Target
 from tests.support.models import random_model

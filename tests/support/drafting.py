@@ -1,7 +1,7 @@
 """A small target with its texts and their hidden states in memory, for drafters to learn from.
 
-As a program it trains a drafter: ``python -m tests.support.drafting METHOD FOLDER [WHERE COUNT SIGNAL]``, and sends itself
-the signal when it comes to a place for the COUNT-th time: "update", or "checkpoint" (half way through writing one).
+As a program it trains a drafter: ``python -m tests.support.drafting METHOD FOLDER [WHERE COUNT SIGNAL]``, and sends
+itself the signal when it comes to a place for the COUNT-th time: "update", or "checkpoint" (amid writing one).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from outrider.executors.base import Segment
 from outrider.executors.torch.executor import TorchExecutor
 from outrider.models.loader import Model
+from outrider.models.weights import TensorWeights
 from outrider.train.config import TrainConfig
 from outrider.train.data import Sample
 from outrider.train.features import Features
@@ -34,8 +36,11 @@ CONFIG = TrainConfig(
 
 
 def small_target() -> Model:
-    """Seven small blocks over 128 tokens, its logits far apart enough for its texts to be like one another."""
-    return random_model("llama", num_layers=7, hidden_size=32, num_heads=2, num_kv_heads=1, max_position=64)
+    """Seven small blocks over 128 tokens, the likeliest of them far ahead of the others."""
+    model = random_model("llama", num_layers=7, hidden_size=32, num_heads=2, num_kv_heads=1, max_position=64)
+    tensors = {name: model.weights.tensor(name, torch.float32) for name in model.weights.names()}
+    tensors["model.norm.weight"] *= 6
+    return replace(model, weights=TensorWeights(tensors))
 
 
 class MemoryStore:
@@ -52,7 +57,7 @@ class MemoryStore:
         return (self._features[index] for index in indices)
 
     def _write(self, executor: TorchExecutor, generator: torch.Generator) -> Features:
-        start = torch.randint(0, 12, (2,), generator=generator).tolist()
+        start = torch.randint(0, 5, (2,), generator=generator).tolist()
         length = int(torch.randint(LENGTH // 2, LENGTH, (1,), generator=generator))
         seq = executor.open()
         tokens, states = list(start), []

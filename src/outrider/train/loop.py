@@ -73,9 +73,13 @@ def train(
     run = _Run(store, module, config, out_dir)
     if resume:
         run.resume()
-    with stop_on_signals() as stop, closing(run), tqdm(
-        total=run.updates, initial=run.progress.update, unit="update", desc=module.method, disable=not show_progress
-    ) as bar:
+    with (
+        stop_on_signals() as stop,
+        closing(run),
+        tqdm(
+            total=run.updates, initial=run.progress.update, unit="update", desc=module.method, disable=not show_progress
+        ) as bar,
+    ):
         run.measure_if_due()
         for batch in run.upcoming():
             bar.set_postfix(run.learn(batch), refresh=False)

@@ -125,7 +125,7 @@ class ChainModule(DrafterModule):
         scale /= max(len(steps[0].rows), 1)
         rows = torch.cat([step.rows for step in steps])
         measured = soft_cross_entropy(
-            self.outgoing(states).to(self.dtype), self.output(), self.probs(batch), rows, scale
+            self.outgoing(states).to(self.dtype), self.output(), self.wanted(batch), rows, scale
         )
         loss = measured.total + self.extra_loss(batch, states, rows, scale)
         return Outcome(loss, _tally(batch, steps, measured))
@@ -199,18 +199,14 @@ class ChainModule(DrafterModule):
     def _norm_feature(self, x: torch.Tensor) -> torch.Tensor:
         return self.model.feature_norm(x) if hasattr(self.model, "feature_norm") else x
 
-    def _first(
-        self, joined: torch.Tensor, features: torch.Tensor, w: _Weights
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _first(self, joined: torch.Tensor, features: torch.Tensor, w: _Weights) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream before the block [R, H] float32, and q, k and v."""
         if w.qkv is None:
             return features, joined
         x = joined.float()
         return x, w.qkv(self.block.input_layernorm(x) if self.config.first_norm else x)
 
-    def _rotated(
-        self, qkv: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _rotated(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [R, heads, d], keys and values [R, kv_heads, d], in the dtype of products."""
         c = self.config
         heads = qkv.view(len(qkv), -1, c.head_dim)

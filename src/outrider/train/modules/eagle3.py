@@ -18,9 +18,7 @@ class Eagle3(ChainModule):
 
     @classmethod
     def create(cls, target: Target, shape: Shape, draft_ids: torch.Tensor | None, dtype: torch.dtype) -> Eagle3:
-        config = drafter_config(
-            target.config, shape, draft_ids, Fusion("attend"), first_norm=False, final_norm=True
-        )
+        config = drafter_config(target.config, shape, draft_ids, Fusion("attend"), first_norm=False, final_norm=True)
         own_output = True if shape.own_output is None else shape.own_output
         layers = usual_layers(target.config.num_layers)
         if not 0 < layers[0] < layers[1] < layers[2]:
