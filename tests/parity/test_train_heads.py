@@ -1,5 +1,5 @@
-"""A drafter under training computes what the executor computes for it once it is saved: on the target's features, and on
-its own output, at every draft position."""
+"""A drafter under training computes what the executor computes for it once it is saved: on the target's features, and
+on its own output, at every draft position."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ class Batch:
     """N rows of several samples, one sample after another. Row i of a sample stands at its position i.
 
     tokens: [N] int64, the token at position i + 1, which the row takes in. labels: [N] int64, the one at i + 2, which
-    its logits are for. learned: [N] bool, whether that one is to be learned. positions: [N] int64. left: [N] int64, rows
-    that follow in the sample. features: [N, layers * H], the target's states at i, joined. final: [N, H], its state
-    after the last block at i + 1, before the final norm, which tells its distribution of the label.
+    its logits are for. learned: [N] bool, whether that one is to be learned. positions: [N] int64. left: [N] int64,
+    rows that follow in the sample. features: [N, layers * H], the target's states at i, joined. final: [N, H], its
+    state after the last block at i + 1, before the final norm, which tells its distribution of the label.
     """
 
     tokens: torch.Tensor

@@ -8,9 +8,29 @@ from typing import Any
 import torch
 
 _BLOCK = 2048
-"""Rows whose gradients by logits are held at once: enough for the gradient of the output matrix to be one good product."""
+"""Rows whose gradients by logits are held at once: enough for that of the output matrix to be one good product."""
 _CHUNK = 256
 """Rows whose logits are turned to probabilities at once: few enough to stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Distributions to be met. probs: [N, D]. likeliest: [N] int64, the largest column of each."""
+
+    probs: torch.Tensor
+    likeliest: torch.Tensor
+
+    @classmethod
+    def of_target(cls, normed: torch.Tensor, output: torch.Tensor, dtype: torch.dtype) -> Wanted:
+        """The softmax of normed [N, H] through output [D, H], kept in ``dtype``; sums in the dtype of ``output``."""
+        probs = torch.empty(len(normed), len(output), dtype=dtype)
+        likeliest = torch.empty(len(normed), dtype=torch.int64)
+        for start in range(0, len(normed), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            logits = normed[part].to(output.dtype) @ output.T
+            likeliest[part] = logits.max(-1).indices
+            probs[part] = logits.float().softmax(-1)
+        return cls(probs, likeliest)
 
 
 @dataclass(frozen=True)
@@ -26,24 +46,15 @@ class CrossEntropy:
 
 
 def soft_cross_entropy(
-    x: torch.Tensor, output: torch.Tensor, probs: torch.Tensor, index: torch.Tensor, scale: torch.Tensor
+    x: torch.Tensor, output: torch.Tensor, wanted: Wanted, index: torch.Tensor, scale: torch.Tensor
 ) -> CrossEntropy:
     """-sum_v p(v) log softmax(x output^T)(v) for every row.
 
-    x: [R, H]. output: [D, H], in the dtype of ``x``. probs: [N, D], distributions; row r is to meet
-    ``probs[index[r]]``. scale: [R] float32, weight of each row in the total.
+    x: [R, H]. output: [D, H], in the dtype of ``x``, as are ``wanted.probs``; row r is to meet distribution
+    ``index[r]``. scale: [R] float32, weight of each row in the total.
     """
-    total, entropy, hit = _SoftCrossEntropy.apply(x, output, probs, index, scale)  # type: ignore[no-untyped-call]
-    return CrossEntropy(total, entropy, hit)
-
-
-def target_probs(normed: torch.Tensor, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[N, D] in ``dtype``: softmax of normed [N, H] through output [D, H]; the sums in the dtype of ``output``."""
-    probs = torch.empty(len(normed), len(output), dtype=dtype)
-    for start in range(0, len(normed), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        probs[part] = (normed[part].to(output.dtype) @ output.T).float().softmax(-1)
-    return probs
+    total, entropy, best = _SoftCrossEntropy.apply(x, output, wanted.probs, index, scale)  # type: ignore[no-untyped-call]
+    return CrossEntropy(total, entropy, best == wanted.likeliest[index])
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -58,7 +69,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         index: torch.Tensor,
         scale: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        entropy, hit = torch.empty(len(x)), torch.empty(len(x), dtype=torch.bool)
+        entropy, best = torch.empty(len(x)), torch.empty(len(x), dtype=torch.int64)
         learns_x, learns_output = ctx.needs_input_grad[:2]
         d_x = torch.empty_like(x) if learns_x else None
         d_output = torch.zeros(output.shape) if learns_output else None
@@ -71,7 +82,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 inner = slice(part.start - block.start, part.stop - block.start)
                 wanted = probs[index[part]]
                 logits = x[part] @ output.T
-                entropy[part], hit[part], q = _compare(logits, wanted)
+                entropy[part], best[part], q = _compare(logits, wanted)
                 torch.mul(q.sub_(wanted), scale[part, None].to(q.dtype), out=d_logits[inner])
                 if d_x is not None:
                     torch.mm(d_logits[inner], output, out=d_x[part])
@@ -79,8 +90,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 d_output += d_logits.T @ x[block]
         ctx.save_for_backward(d_x, d_output)
         ctx.dtype = output.dtype
-        ctx.mark_non_differentiable(entropy, hit)
-        return (entropy * scale).sum(), entropy, hit
+        ctx.mark_non_differentiable(entropy, best)
+        return (entropy * scale).sum(), entropy, best
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -91,9 +102,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def _compare(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cross-entropy, whether the likeliest columns are the same, and the softmax of ``logits`` in their dtype."""
+    """Cross-entropy, the likeliest columns, and the softmax of ``logits`` in their dtype."""
     largest, best = logits.max(-1)
     q = logits.softmax(-1)
     log_sum = largest.float() - q.gather(1, best[:, None]).squeeze(1).float().log()
     mean = torch.linalg.vecdot(wanted, logits).float()
-    return log_sum - mean, best == wanted.max(-1).indices, q
+    return log_sum - mean, best, q

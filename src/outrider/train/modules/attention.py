@@ -1,9 +1,9 @@
 """Attention of draft chains: every chain sees the true rows up to its base, and its own rows behind them.
 
-The part over true rows is plain causal attention, for which PyTorch has a fused kernel that never holds a [T, T] matrix;
-the few keys of a chain's own are added to its softmax by their log-sum-exp (as in Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018). The kernel's backward pass rebuilds weights from the log-sum-exp it is given,
-so that with the one of both parts it returns the gradients of the joint softmax.
+The part over true rows is plain causal attention, for which PyTorch has a fused kernel that never holds a [T, T]
+matrix; the few keys of a chain's own are added to its softmax by their log-sum-exp (as in Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018). The kernel's backward pass rebuilds weights from the log-sum-exp
+that it is given, so that with the one of both parts it returns the gradients of the joint softmax.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Grid:
     slots: torch.Tensor
 
     def spread(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """rows [R, heads, d], of which each has its own of ``slots`` [R] -> [samples, heads, longest, d], else zeros."""
+        """rows [R, heads, d], each with its own slot -> [samples, heads, longest, d], zeros where there is none."""
         grid = rows.new_zeros(self.samples * self.longest, *rows.shape[1:]).index_copy(0, slots, rows)
         return grid.view(self.samples, self.longest, *rows.shape[1:]).transpose(1, 2)
 
@@ -49,9 +49,9 @@ def attend(
 ) -> torch.Tensor:
     """Output [R, heads, d] of one step of R chains, differentiable, in the dtype of ``queries``.
 
-    queries: [R, heads, d]. keys, values: of the true rows, [samples, heads, longest, d]; a chain whose base is in slot s
-    sees those of its sample up to its own place. own_keys, own_values: [R, steps, kv_heads, d], the rows of each chain
-    that have no true feature, the current one last; no steps: the row is a true one.
+    queries: [R, heads, d]. keys, values: of the true rows, [samples, heads, longest, d]; a chain whose base lies in a
+    slot sees those of the same sample up to there. own_keys, own_values: [R, steps, kv_heads, d], the rows of each
+    chain that have no true feature, the current one last; no steps: the row is a true one. slots: [R].
     """
     out: torch.Tensor = _ChainAttention.apply(  # type: ignore[no-untyped-call]
         queries, keys, values, own_keys, own_values, grid, slots

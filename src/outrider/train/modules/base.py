@@ -13,7 +13,7 @@ from torch import nn
 from outrider.core.errors import ConfigError
 from outrider.heads.head import Head
 from outrider.train.batches import Batch
-from outrider.train.losses import CrossEntropy, target_probs
+from outrider.train.losses import CrossEntropy, Wanted
 from outrider.train.modules.target import Target
 
 
@@ -65,8 +65,8 @@ class Tally:
     """What a batch says, by draft position; sums, so that batches can be added up. All [steps] float64.
 
     entropy, learned: cross-entropy against the target's distribution, and the rows with one. hits, asked: rows whose
-    likeliest token is the target's, and those that could be; a token outside the draft vocabulary is asked for and never
-    hit. Position k is asked for where the text up to it could be drafted.
+    likeliest token is the target's, and those that could be; a token outside the draft vocabulary is asked for and
+    never hit. Position k is asked for where the text up to it could be drafted.
     """
 
     entropy: torch.Tensor
@@ -138,16 +138,16 @@ class DrafterModule(nn.Module, ABC):
         """The output matrix [D, H] in the dtype of products."""
         return (self.lm_head.weight if hasattr(self, "lm_head") else self.target_rows).to(self.dtype)
 
-    def probs(self, batch: Batch) -> torch.Tensor:
-        """The target's distribution of every label over the draft vocabulary, [N, D]."""
-        return target_probs(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
+    def wanted(self, batch: Batch) -> Wanted:
+        """The target's distribution of every label over the draft vocabulary."""
+        return Wanted.of_target(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
         """Parameters by canonical name."""
         return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over tensors of a head of the same shape, by canonical name. An OUTPUT that is missing is the target's."""
+        """Take over the tensors of a head of the same shape, by canonical name."""
         self.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
 

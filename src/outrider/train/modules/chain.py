@@ -125,7 +125,7 @@ class ChainModule(DrafterModule):
         scale /= max(len(steps[0].rows), 1)
         rows = torch.cat([step.rows for step in steps])
         measured = soft_cross_entropy(
-            self.outgoing(states).to(self.dtype), self.output(), self.probs(batch), rows, scale
+            self.outgoing(states).to(self.dtype), self.output(), self.wanted(batch), rows, scale
         )
         loss = measured.total + self.extra_loss(batch, states, rows, scale)
         return Outcome(loss, _tally(batch, steps, measured))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.core.errors import ConfigError
 from outrider.heads.eagle3 import usual_layers
 from outrider.models.config import Fusion
 from outrider.train.modules.base import Shape
@@ -20,6 +21,8 @@ class Eagle3(ChainModule):
         config = drafter_config(target.config, shape, draft_ids, Fusion("attend"), first_norm=False, final_norm=True)
         own_output = True if shape.own_output is None else shape.own_output
         layers = usual_layers(target.config.num_layers)
+        if not 0 < layers[0] < layers[1] < layers[2]:
+            raise ConfigError(f"eagle3 reads a low, a middle and a high layer; {target.name} has too few for that")
         module = cls(target, config, layers, draft_ids, own_output, dtype)
         last = target.config.num_layers - 1
         start_block(module.block, target, last)

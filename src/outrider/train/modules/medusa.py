@@ -49,7 +49,7 @@ class Medusa(DrafterModule):
         shared_output: bool,
         dtype: torch.dtype,
     ) -> None:
-        """own_outputs: every head has an output matrix. shared_output: all have one in common that is not the target's."""
+        """own_outputs: every head has an output matrix. shared_output: they have one in common, not the target's."""
         super().__init__(target, draft_ids, shared_output, dtype)
         self.feature_layers = (target.config.num_layers,)
         rows = self.target_rows if own_outputs else None
@@ -77,21 +77,21 @@ class Medusa(DrafterModule):
 
     def loss(self, batch: Batch, goal: Goal) -> Outcome:
         """Head k is trained on the target's distribution k places after the label."""
-        wanted = batch.learned & (self.places[batch.labels] >= 0)
+        known = batch.learned & (self.places[batch.labels] >= 0)
         features = self.target.normed(batch.features)
-        probs = self.probs(batch)
+        wanted = self.wanted(batch)
         shared = self.output()
         total = torch.zeros(())
         parts, sizes, asked = [], [], []
         for number, head in enumerate(self.heads):
             assert isinstance(head, MedusaHead)
             inside = (batch.left >= number).nonzero().squeeze(1)
-            bases = inside[wanted[inside + number]]
+            bases = inside[known[inside + number]]
             asked.append(int(batch.learned[inside + number].sum()))
             output = Product.of(self.dtype, head.output).weight if hasattr(head, "output") else shared
             x = head(features[bases], self.dtype).to(self.dtype)
-            scale = torch.full((len(bases),), goal.decay**number / max(int(wanted.sum()), 1))
-            measured = soft_cross_entropy(x, output, probs, bases + number, scale)
+            scale = torch.full((len(bases),), goal.decay**number / max(int(known.sum()), 1))
+            measured = soft_cross_entropy(x, output, wanted, bases + number, scale)
             total = total + measured.total
             parts.append(measured)
             sizes.append(len(bases))

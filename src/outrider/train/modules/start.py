@@ -50,8 +50,8 @@ def drafter_config(
 def start_block(block: Block, target: Target, number: int) -> None:
     """Start from the target's block ``number``.
 
-    Where q, k and v read the embedding beside the feature, its half starts at random. Of a smaller MLP, the neurons with
-    the largest outgoing weights are taken; one that is larger than the target's starts at random.
+    Where q, k and v read the embedding beside the feature, its half starts at random. Of a smaller MLP, the neurons
+    with the largest outgoing weights are taken; one that is larger than the target's starts at random.
     """
     a = block.self_attn
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -75,7 +75,7 @@ def start_block(block: Block, target: Target, number: int) -> None:
 
 @torch.no_grad()
 def start_projection(fuse: nn.Linear) -> None:
-    """Let the feature through as it is, and the embedding but faintly: the block starts near what it was in the target."""
+    """Let the feature through as it is, and the embedding but faintly: the block starts near what the target has."""
     size = fuse.out_features
     fuse.weight.normal_(std=_SPREAD)
     fuse.weight[:, size:] += torch.eye(size)
