@@ -2,9 +2,9 @@
 
     python training/prompts.py --count 6000 --seed 1 --out prompts.jsonl [--exclude FILE ...]
 
-One JSON object a line: ``prompt`` (what the user says), ``kind``, and on some lines ``follow_up`` (what the user says
-after the answer). The same count, seed and Python version give the same file. Kinds are evenly represented, and no
-prompt comes twice.
+One JSON object a line: ``prompt`` (what the user says), ``kind``, and on some lines ``turns`` (the prompt, and what the
+user says after the answer). The same count, seed and Python version give the same file. Kinds are evenly represented,
+and no prompt comes twice.
 
 ``--exclude FILE`` drops every prompt that shares a run of twelve words with the file, whatever its format: name the
 prompts that a drafter will be measured on, and none of them can be in its training data.
@@ -137,7 +137,7 @@ def main() -> int:
     random.Random(options.seed).shuffle(prompts)
     with options.out.open("w", encoding="utf-8") as out:
         for kind, prompt, follow_up in prompts:
-            line = {"prompt": prompt, "kind": kind} | ({"follow_up": follow_up} if follow_up else {})
+            line = {"prompt": prompt, "kind": kind} | ({"turns": [prompt, follow_up]} if follow_up else {})
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
     for kind, number in sorted(Counter(prompt.kind for prompt in prompts).items()):
         print(f"{number:7d}  {kind}", file=sys.stderr)

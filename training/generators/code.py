@@ -1,4 +1,4 @@
-"""Prompts about Python code, made from the functions of the standard library of the running interpreter."""
+"""Prompts about Python code, made from the exercises of the banks and from the functions of the standard library."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ast
 import random
 import re
 import sysconfig
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from generators.grammar import bank
+from generators.grammar import BANKS, bank
 
 SKIPPED = {
     "test",
@@ -27,6 +28,12 @@ SKIPPED = {
 
 LONGEST = 45
 """Lines of the longest function that is shown."""
+
+TYPES = re.compile(r"\b(list|dict|tuple|set)\[")
+"""A built-in collection with the type of what it holds."""
+
+EXERCISES = 0.5
+"""Share of the prompts whose function is an exercise."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,19 @@ def _functions_of(path: Path, module: str) -> list[Function]:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__") and not node.decorator_list:
             source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             if 4 <= source.count("\n") + 1 <= LONGEST:
-                head = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1])
+                head = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]).rstrip()
                 found.append(Function(module, node.name, source, head, ast.get_docstring(node) or ""))
     return found
+
+
+@cache
+def exercises() -> tuple[Function, ...]:
+    """The functions of ``banks/exercises.py``."""
+    return tuple(_functions_of(BANKS / "exercises.py", "exercises"))
+
+
+def _some_function(rng: random.Random, others: tuple[Function, ...]) -> Function:
+    return rng.choice(exercises() if rng.random() < EXERCISES else others)
 
 
 @cache
@@ -85,16 +102,29 @@ def documented() -> tuple[Function, ...]:
 
 def completion(rng: random.Random) -> str:
     """A signature and its docstring; the body is for the model to write."""
-    function = rng.choice(documented())
-    quoted = function.docstring.replace('"""', "'''").replace("\n", "\n    ")
+    function = _some_function(rng, documented())
+    quoted = textwrap.indent(function.docstring.replace('"""', "'''"), "    ").strip()
     stub = f'{function.head}\n    """{quoted}\n    """'
+    if rng.random() < 0.3:
+        stub = re.sub(rf"\b{function.name}\b", rng.choice(bank("code_frames")["names"]), stub)
+    if rng.random() < 0.5:
+        stub = _with_typing(stub)
     return rng.choice(bank("code_frames")["completion"]).replace("{code}", stub)
+
+
+def _with_typing(stub: str) -> str:
+    """The stub with List, Dict and the like of the module typing, as older code spells them."""
+    names = sorted({name.capitalize() for name in TYPES.findall(stub)})
+    if not names:
+        return stub
+    spelled = TYPES.sub(lambda match: match.group(1).capitalize() + "[", stub)
+    return f"from typing import {', '.join(names)}\n\n\n{spelled}"
 
 
 def edit(rng: random.Random) -> str:
     """A whole function and a change to make in it, the rest to be returned as it stands."""
     frames = bank("code_frames")
-    function = rng.choice(functions())
+    function = _some_function(rng, functions())
     local = [name for name in _locals(function.source) if len(name) > 1]
     task = rng.choice(frames["edit"] + (frames["rename_local"] if local else []))
     task = task.replace("{name}", function.name).replace("{new}", rng.choice(frames["names"]))
@@ -105,7 +135,7 @@ def edit(rng: random.Random) -> str:
 
 def question(rng: random.Random) -> str:
     """A function and something to say about it: what it does, its faults, tests for it."""
-    function = rng.choice(functions())
+    function = _some_function(rng, functions())
     task = rng.choice(bank("code_frames")["questions"])
     return f"{task}\n\n```python\n{function.source}\n```"
 

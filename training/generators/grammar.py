@@ -3,6 +3,7 @@
 ``{topic}`` takes an entry of the bank ``topic``; written again in the same text it stands for the same entry, and
 ``{topic2}`` for another one. ``{Topic}`` is the entry with a capital. ``{n:3-40}`` is a whole number from 3 to 40,
 ``{n:50-900x10}`` one in steps of ten, and ``{n}`` afterwards the same number. Entries may hold slots of their own.
+An "a" before a slot becomes "an" where the entry wants it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 BANKS = Path(__file__).resolve().parents[1] / "banks"
 
-_SLOT = re.compile(r"\{([A-Za-z][a-z_]*)(\d?)(?::(\d+)-(\d+)(?:x(\d+))?)?\}")
+_SLOT = re.compile(r"(\b[Aa] )?\{([A-Za-z][a-z_]*)(\d?)(?::(\d+)-(\d+)(?:x(\d+))?)?\}")
+_VOWEL = re.compile(r"(?!uni|use|eu|one)[aeiou]|(?:8|11\b|18\b)", re.I)
 
 
 @cache
@@ -44,14 +46,17 @@ class Filler:
         return _SLOT.sub(self._value, template)
 
     def _value(self, match: re.Match[str]) -> str:
-        name, digit, low, high, step = match.groups()
+        article, name, digit, low, high, step = match.groups()
         key = name.lower() + digit
         if low is not None:
             self._chosen[key] = str(self._rng.randrange(int(low), int(high) + 1, int(step or 1)))
         elif key not in self._chosen:
             self._chosen[key] = self._choose(name.lower())
         value = self._chosen[key]
-        return value[:1].upper() + value[1:] if name[0].isupper() else value
+        value = value[:1].upper() + value[1:] if name[0].isupper() else value
+        if article is None:
+            return value
+        return (article.strip() + "n " if _VOWEL.match(value) else article) + value
 
     def _choose(self, name: str) -> str:
         entries = self._slots[name]
