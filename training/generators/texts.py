@@ -65,4 +65,4 @@ def rewrite(rng: random.Random) -> str:
 def follow_up(rng: random.Random, kind: str) -> str:
     """What the user says after the answer to a prompt of this kind."""
     content = bank("follow_ups")
-    return rng.choice(content["any"] + content.get(kind, []) * 3)
+    return rng.choice(content[kind] if kind in content["alone"] else content[kind] * 3 + content["any"])
