@@ -75,8 +75,9 @@ class NativeExecutor(Executor):
         )
         self._num_pages = whole_pages(kv_tokens, kv_memory, page_size, page_bytes)
         self._max_context = min(max_context or config.max_position, self.total_tokens)
+        self._pool: _native.ThreadPool
         self._pool = target._pool if target is not None else _native.ThreadPool(threads or default_threads())
-        self._matrices = self._pack(model, quantization, packed_cache, target)
+        self._matrices: Mapping[str, _native.PackedMatrix] = self._pack(model, quantization, packed_cache, target)
         self._session = _native.Session(
             build_model(config, self._matrices, model.weights),
             self._pool,
