@@ -196,10 +196,10 @@ class NativeExecutor(Executor):
         return NativeDense(self._session, self._pool, weight)
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = torch.empty(len(logits), k, dtype=torch.int64)
-        logprobs = torch.empty(len(logits), k)
-        self._session.top_k(logits.numpy(), ids.numpy(), logprobs.numpy())
-        return ids, logprobs
+        rows = logits.numpy()
+        ids, logprobs = np.empty((len(rows), k), np.int64), np.empty((len(rows), k), np.float32)
+        self._session.top_k(rows, ids, logprobs)
+        return torch.from_numpy(ids), torch.from_numpy(logprobs)
 
     def check_integrity(self) -> None:
         self._session.check_integrity()
