@@ -208,7 +208,6 @@ class _History:
         self.ids = np.unique(np.asarray(prompt, dtype=np.int64))
         self.counts: Row = np.zeros(len(self.ids), dtype=np.float32)
         self._slot = {int(token): slot for slot, token in enumerate(self.ids)}
-        self.length = 0
 
     def append(self, token: int) -> None:
         slot = self._slot.setdefault(token, len(self.ids))
@@ -216,7 +215,6 @@ class _History:
             self.ids = np.append(self.ids, token)
             self.counts = np.append(self.counts, np.float32(0))
         self.counts[slot] += 1
-        self.length += 1
 
     def count(self, token: int) -> int:
         slot = self._slot.get(token)
@@ -258,6 +256,7 @@ class SamplingState:
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
         self._history = _History(prompt if params.repetition_penalty != 1 else ())
+        self.num_output_tokens = 0
         self._fit(vocab_size, params.banned_token_ids)
 
     def _fit(self, vocab_size: int, banned: Iterable[int]) -> None:
@@ -274,17 +273,15 @@ class SamplingState:
         """Whether the next token is simply the argmax of the raw logits."""
 
     @property
-    def num_output_tokens(self) -> int:
-        return self._history.length
-
-    @property
     def position(self) -> int:
         """Index, in the sequence, of the token that comes next."""
-        return self.num_prompt_tokens + self._history.length
+        return self.num_prompt_tokens + self.num_output_tokens
 
     def commit(self, token: int) -> None:
         """Record one emitted token."""
-        self._history.append(token)
+        self.num_output_tokens += 1
+        if self._penalises:
+            self._history.append(token)
         if self._mask is not None:
             self._mask.commit(token)
 
@@ -301,7 +298,11 @@ class SamplingState:
 
     def argmax(self, logits: torch.Tensor, path: Sequence[int] = ()) -> int:
         """The greedy token after ``path``: `logprobs` at temperature 0, without building the distribution."""
-        return self._adjusted(logits, path)[1]
+        return self.argmax_of_row(logits.detach().numpy(), path)
+
+    def argmax_of_row(self, row: Row, path: Sequence[int] = ()) -> int:
+        """`argmax` of logits that are a NumPy array already, so that a greedy round makes no call to PyTorch."""
+        return self._adjusted_row(row, path)[1]
 
     def adjusted(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Logits [V] after bias, penalties, bans, min_tokens and mask: what temperature 0 takes the argmax of.
@@ -324,8 +325,10 @@ class SamplingState:
         return transform.log_softmax(x) if floor == -math.inf else transform.log_softmax_above(x, floor)
 
     def _adjusted(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[Row, int]:
+        return self._adjusted_row(logits.detach().numpy(), path)
+
+    def _adjusted_row(self, raw: Row, path: Sequence[int]) -> tuple[Row, int]:
         """Logits after bias, penalties, bans, min_tokens and mask, a copy if anything changes, and their argmax."""
-        raw: Row = logits.detach().numpy()
         best = int(raw.argmax())
         if not math.isfinite(raw[best]):
             raise NonFiniteLogitsError("the model returned NaN or infinite logits")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import DraftError
@@ -59,6 +61,11 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @cached_property
+    def places(self) -> dict[tuple[int, int], int]:
+        """The node that holds a token below a parent (ROOT included), by (parent, token). Not to be changed."""
+        return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
+
     def children(self) -> dict[int, list[int]]:
         """Children of every inner node, by parent (ROOT included), in the drafter's order."""
         table: dict[int, list[int]] = {}
@@ -70,7 +77,7 @@ class DraftTree:
         """Depth of each node; a child of the root has depth 1."""
         depths: list[int] = []
         for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
+            depths.append(depths[parent] + 1 if parent != ROOT else 1)
         return depths
 
     def path(self, node: int) -> list[int]:
@@ -106,21 +113,21 @@ class DraftTree:
         n = len(self.tokens)
         if not len(self.parents) == len(self.scores) == n or (self.sources and len(self.sources) != n):
             raise DraftError("draft tree with fields of different lengths")
-        seen: set[tuple[int, int]] = set()
         for node, (token, parent, score) in enumerate(zip(self.tokens, self.parents, self.scores, strict=True)):
             if not 0 <= token < vocab_size:
                 raise DraftError(f"draft token {token} is outside the target's vocabulary of {vocab_size}")
             if not ROOT <= parent < node:
                 raise DraftError(f"draft node {node} has parent {parent}; parents come before their children")
-            if (parent, token) in seen:
-                raise DraftError(f"two children of draft node {parent} hold token {token}")
-            if not (math.isfinite(score) and 0 <= score <= 1):
+            if not 0 <= score <= 1:  # NaN included
                 raise DraftError(f"draft node {node} has score {score}; a score is a probability")
-            seen.add((parent, token))
-        self._check_logprobs(vocab_size)
+        if len(self.places) < n:
+            (parent, token), _ = Counter(zip(self.parents, self.tokens, strict=True)).most_common(1)[0]
+            raise DraftError(f"two children of draft node {parent} hold token {token}")
+        if self.logprobs:
+            self._check_logprobs(vocab_size)
 
     def _check_logprobs(self, vocab_size: int) -> None:
-        children = self.children() if self.logprobs else {}
+        children = self.children()
         for node, row in self.logprobs.items():
             if not ROOT <= node < len(self.tokens) or tuple(row.shape) != (vocab_size,):
                 raise DraftError(f"draft log-probabilities of node {node} have shape {tuple(row.shape)}")
@@ -130,6 +137,10 @@ class DraftTree:
             for child in children.get(node, ()):
                 if math.isinf(float(row[self.tokens[child]])):
                     raise DraftError(f"draft node {child} was drawn with probability zero")
+
+
+EMPTY = DraftTree()
+"""The tree of a request that gets no draft."""
 
 
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
@@ -144,26 +155,23 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
     sources: list[tuple[str, ...]] = []
     logprobs: dict[int, torch.Tensor] = {}
     place: dict[tuple[int, int], int] = {}
-    proposers: dict[int, int] = {}
+    proposers: Counter[int] = Counter()
     for tree in trees:
-        number = {ROOT: ROOT}
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            key = (number[parent], token)
-            at = place.get(key)
-            names = tree.sources[node] if tree.sources else ()
-            if at is None:
-                at = place[key] = len(tokens)
+        numbers: list[int] = []
+        names_of = tree.sources or ((),) * len(tree)
+        for token, parent, score, names in zip(tree.tokens, tree.parents, tree.scores, names_of, strict=True):
+            above = ROOT if parent == ROOT else numbers[parent]
+            at = place.setdefault((above, token), len(tokens))
+            numbers.append(at)
+            if at == len(tokens):
                 tokens.append(token)
-                parents.append(key[0])
-                scores.append(tree.scores[node])
+                parents.append(above)
+                scores.append(score)
                 sources.append(names)
             else:
-                scores[at] = max(scores[at], tree.scores[node])
+                scores[at] = max(scores[at], score)
                 sources[at] += tuple(name for name in names if name not in sources[at])
-            number[node] = at
-        for node in tree.children():
-            proposers[number[node]] = proposers.get(number[node], 0) + 1
-        for node, row in tree.logprobs.items():
-            logprobs[number[node]] = row
-    shared = {node: row for node, row in logprobs.items() if proposers.get(node, 0) <= 1}
+        proposers.update({ROOT if node == ROOT else numbers[node] for node in set(tree.parents)})
+        logprobs |= {ROOT if node == ROOT else numbers[node]: row for node, row in tree.logprobs.items()}
+    shared = {node: row for node, row in logprobs.items() if proposers[node] <= 1}
     return DraftTree(tokens, parents, scores, shared, sources)

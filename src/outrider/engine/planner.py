@@ -98,11 +98,12 @@ class Planner:
         """How many of the nodes, best first, to verify. Every count is tried: the price need not be convex."""
         if self.price is None or not probabilities:
             return len(probabilities)
+        plain, *prices = self.price.rising(batch_size, 1 + len(probabilities))
         expected = float(batch_size)
-        best, best_rate = 0, expected / self.price.at(batch_size)
-        for count, probability in enumerate(probabilities, start=1):
+        best, best_rate = 0, expected / plain
+        for count, (probability, seconds) in enumerate(zip(probabilities, prices, strict=True), start=1):
             expected += probability
-            rate = expected / self.price.at(batch_size + count)
+            rate = expected / seconds
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
