@@ -32,6 +32,10 @@ class DraftTree:
     logprobs: for a drafter that samples, the log-probabilities [V] (float32) that the children of a node (or of ROOT)
         were drawn from. A node that is missing here has children that were chosen, not drawn (a point mass).
     sources: names of the drafters that proposed each node; filled in by the engine or the cascade.
+    support: nodes that are to be forwarded for what their rows teach the drafter, accepted or not. Closed upwards: the
+        parent of one is the root or another. They go along together or not at all; a tree that has lost one has no
+        support, and what is left of it are ordinary nodes.
+    support_worth: committed tokens that forwarding the support is expected to bring to later rounds.
     """
 
     tokens: Sequence[int] = ()
@@ -39,6 +43,8 @@ class DraftTree:
     scores: Sequence[float] = ()
     logprobs: Mapping[int, torch.Tensor] = field(default_factory=dict)
     sources: Sequence[tuple[str, ...]] = ()
+    support: frozenset[int] = frozenset()
+    support_worth: float = 0.0
 
     @classmethod
     def chain(
@@ -85,7 +91,9 @@ class DraftTree:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def keep(self, nodes: Iterable[int]) -> DraftTree:
-        """The subtree of the given nodes. A node whose parent is not kept is dropped as well."""
+        """The subtree of the given nodes. A node whose parent is not kept is dropped as well, and a support that is no
+        longer whole is none.
+        """
         wanted = set(nodes)
         new_number: dict[int, int] = {ROOT: ROOT}
         order: list[int] = []
@@ -93,12 +101,15 @@ class DraftTree:
             if node in wanted and parent in new_number:
                 new_number[node] = len(order)
                 order.append(node)
+        whole = self.support <= new_number.keys()
         return DraftTree(
             tokens=[self.tokens[i] for i in order],
             parents=[new_number[self.parents[i]] for i in order],
             scores=[self.scores[i] for i in order],
             logprobs={new_number[i]: row for i, row in self.logprobs.items() if i in new_number},
             sources=[self.sources[i] for i in order] if self.sources else (),
+            support=frozenset(new_number[i] for i in self.support) if whole else frozenset(),
+            support_worth=self.support_worth if whole else 0.0,
         )
 
     def check(self, vocab_size: int) -> None:
@@ -117,7 +128,17 @@ class DraftTree:
             if not (math.isfinite(score) and 0 <= score <= 1):
                 raise DraftError(f"draft node {node} has score {score}; a score is a probability")
             seen.add((parent, token))
+        self._check_support()
         self._check_logprobs(vocab_size)
+
+    def _check_support(self) -> None:
+        for node in self.support:
+            if not 0 <= node < len(self.tokens):
+                raise DraftError(f"draft support has node {node}, of {len(self.tokens)}")
+            if self.parents[node] not in (ROOT, *self.support):
+                raise DraftError(f"draft node {node} is support and its parent {self.parents[node]} is not")
+        if not (math.isfinite(self.support_worth) and self.support_worth >= 0):
+            raise DraftError(f"draft support is worth {self.support_worth} tokens; it must be a number from 0 on")
 
     def _check_logprobs(self, vocab_size: int) -> None:
         children = self.children() if self.logprobs else {}
@@ -137,6 +158,7 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
 
     A node proposed by several takes the highest score and all their sources. Distributions are dropped where the
     trees disagree on how a node's children came about (children of two drafters were not drawn from one of them).
+    Supports are joined, and are worth what they are worth together.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -145,6 +167,8 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
     logprobs: dict[int, torch.Tensor] = {}
     place: dict[tuple[int, int], int] = {}
     proposers: dict[int, int] = {}
+    support: set[int] = set()
+    worth = 0.0
     for tree in trees:
         number = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
@@ -165,5 +189,7 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
             proposers[number[node]] = proposers.get(number[node], 0) + 1
         for node, row in tree.logprobs.items():
             logprobs[number[node]] = row
+        support.update(number[node] for node in tree.support)
+        worth += tree.support_worth
     shared = {node: row for node, row in logprobs.items() if proposers.get(node, 0) <= 1}
-    return DraftTree(tokens, parents, scores, shared, sources)
+    return DraftTree(tokens, parents, scores, shared, sources, frozenset(support), worth)
