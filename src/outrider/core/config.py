@@ -47,9 +47,9 @@ class SpeculativeConfig:
         0.1, "suffix: least estimated probability of a drafted token", method="suffix"
     )
     lookahead_window_size: int = _option(
-        4, "lookahead: trajectories that the branch moves on; 0: no branch", method="lookahead"
+        2, "lookahead: trajectories that the branch moves on; 0: no branch", method="lookahead"
     )
-    lookahead_ngram_size: int = _option(4, "lookahead: tokens of an n-gram of the pool", method="lookahead")
+    lookahead_ngram_size: int = _option(3, "lookahead: tokens of an n-gram that the branch finds", method="lookahead")
     lookahead_verification_set_size: int = _option(
         4, "lookahead: n-grams that are offered for verification at most", method="lookahead"
     )

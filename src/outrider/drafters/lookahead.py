@@ -21,7 +21,8 @@ from outrider.drafters.tenants import TenantStore
 _TEXT_NGRAM = 8
 """Tokens of the n-grams that are taken from the text, where longer ones cost nothing."""
 _BRANCH_SCORE = 0.05
-_WORTH_AT_FIRST = 0.5
+"""What a node is accepted with that is there for the branch alone."""
+_WORTH_AT_FIRST = 0.25
 _WORTH_WEIGHT = 16.0
 _WORTH_MEMORY = 0.99
 
