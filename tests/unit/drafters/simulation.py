@@ -25,9 +25,9 @@ def context(**config: object) -> DrafterContext:
     method = str(config.get("method", ""))
     if "draft_model" in method:
         config.setdefault("model", "fake")
-    readers = {option.name: option.metadata["method"] for option in fields(SpeculativeConfig)}
+    readers = {option.name: option.metadata["methods"] for option in fields(SpeculativeConfig)}
     read = (method, *(AUTO if method == "auto" else method.split("+")))
-    config = {name: value for name, value in config.items() if readers[name] is None or readers[name] in read}
+    config = {name: value for name, value in config.items() if not readers[name] or set(readers[name]) & set(read)}
     if method == "none":
         config = {"method": method}
     return DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFake())  # type: ignore[arg-type]
