@@ -30,6 +30,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.loader import Model
 from outrider.models.weights import TensorWeights
 from tests.support.fake_executor import FakeExecutor as TextExecutor
+from tests.support.fake_executor import last_token
 
 VOCAB = 32
 EOS = 2
@@ -104,9 +105,11 @@ class FakeExecutor(TextExecutor):
         kv_tokens: int = 8192,
         max_context: int = 512,
         page_size: int = 1,
+        hidden: Callable[[int, Sequence[int]], torch.Tensor] = last_token,
     ) -> None:
         config = fake_config(max_position=max_context)
-        super().__init__(config, logits, kv_tokens=kv_tokens, max_context=max_context, page_size=page_size)
+        sizes = {"kv_tokens": kv_tokens, "max_context": max_context, "page_size": page_size}
+        super().__init__(config, logits, hidden=hidden, **sizes)
 
 
 class OpenFake(OpenExecutor):

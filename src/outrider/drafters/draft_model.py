@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
+from outrider.drafters.cost import parameters
 from outrider.drafters.draft_growth import Growth, growth_for
 from outrider.drafters.growth import Limits
 from outrider.drafters.vocabulary import check_vocabulary, fit_logits
 from outrider.executors.base import COMMITTED, Segment
-from outrider.models.config import ModelConfig, weight_shapes
 from outrider.models.loader import load_model
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DraftModelDrafter(Drafter):
         self._executor = context.open_executor(model)
         self._vocab_size = target.config.vocab_size
         self._width = config.tree_width or 1
-        self._cost_ratio = _parameters(model.config) / _parameters(target.config) if config.adaptive else None
+        self._cost_ratio = parameters(model.config) / parameters(target.config) if config.adaptive else None
         self._runs: dict[int, _Run] = {}
         self._failed: set[int] = set()
         self._warned = False
@@ -243,15 +243,3 @@ class DraftModelDrafter(Drafter):
     def _logits(self, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
         """Rows of logits, cut or padded to the target's vocabulary."""
         return fit_logits(self._executor.forward(segments).logits, self._vocab_size).unbind()
-
-
-def _parameters(config: ModelConfig) -> int:
-    """Weights that a forward pass reads: what it costs while memory is the limit. An embedding is only looked up."""
-    total = 0
-    for name, shape in weight_shapes(config).items():
-        if name != "model.embed_tokens.weight" or config.tie_embeddings:
-            size = 1
-            for n in shape:
-                size *= n
-            total += size
-    return total
