@@ -66,7 +66,7 @@ class ForwardOutput:
 
     logits: [L, V] float32 on the CPU, the rows asked for.
     hidden: layer -> [R, H], all rows, in the executor's dtype. Layer i is the residual stream after i blocks: 0 is the
-        embedding, num_layers the last block's output before the final norm.
+        embedding (what fusion made of it, if there is one), num_layers the last block's output before the final norm.
     """
 
     logits: torch.Tensor
@@ -133,9 +133,24 @@ def check_features(config: ModelConfig, segments: Sequence[Segment], features: t
     """Raise UsageError unless ``features`` are what a forward pass of such a model takes: see `Executor.forward`."""
     if (features is None) != (config.fusion is None):
         raise UsageError("a model with fusion takes a feature for each row, and no other model takes any")
+    if features is None:
+        return
     shape = (sum(len(segment.tokens) for segment in segments), config.hidden_size)
-    if features is not None and tuple(features.shape) != shape:
+    if tuple(features.shape) != shape:
         raise UsageError(f"features have shape {tuple(features.shape)}; {shape} is expected")
+    _check_float32(features, "features")
+
+
+def check_rows(x: torch.Tensor, k: int) -> None:
+    """Raise UsageError unless ``x`` is what a `Dense` with a matrix [n, k] takes."""
+    if x.dim() != 2 or x.shape[1] != k:
+        raise UsageError(f"the rows have shape {tuple(x.shape)}; (rows, {k}) is expected")
+    _check_float32(x, "the rows")
+
+
+def _check_float32(x: torch.Tensor, what: str) -> None:
+    if str(x.dtype) != "torch.float32" or x.device.type != "cpu":
+        raise UsageError(f"{what} are {x.dtype} on {x.device}; float32 on the CPU is expected")
 
 
 def whole_pages(kv_tokens: int | None, kv_memory: int | None, page_size: int, page_bytes: int) -> int:
@@ -241,12 +256,16 @@ class Executor(ABC):
 
         What ``model.weights`` lacks of the embedding ("model.embed_tokens.weight") and of the output matrix
         ("lm_head.weight") is this model's own, and its memory is shared. Float matrices are kept in the form in which
-        they are fast: int8 on the CPU. Raises as the constructor does.
+        they are fast: int8 on the CPU. Its context is ``max_context``, or its configuration's if that is shorter.
+        Raises as the constructor does.
         """
         raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")
 
     def dense(self, weight: torch.Tensor) -> Dense:
-        """A product with a matrix [n, k] of floats that is kept where and how this executor's products are fast."""
+        """A product with a matrix [n, k] of floats that is kept where and how this executor's products are fast.
+
+        Raises UsageError for a k that is no multiple of 32 on the CPU's own kernels.
+        """
         raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,7 +287,8 @@ class Executor(ABC):
         seq = self.open()
         try:
             if context:
-                self.forward([Segment.chain(seq, [0] * context, logits=[context - 1])])
+                segment = Segment.chain(seq, [0] * context, logits=[context - 1])
+                self.forward([segment], features=self._no_features(context))
                 self.commit(seq, range(context))
             self._timed(seq, rows[-1])
             deadline = time.perf_counter() + _MEASURING_SECONDS
@@ -285,8 +305,17 @@ class Executor(ABC):
         return CostCurve(tuple(rows), tuple(seconds))
 
     def _timed(self, seq: int, rows: int) -> float:
+        features = self._no_features(rows)
         start = time.perf_counter()
-        self.forward([Segment.chain(seq, [0] * rows)])
+        self.forward([Segment.chain(seq, [0] * rows)], features=features)
         seconds = time.perf_counter() - start
         self.commit(seq, ())
         return seconds
+
+    def _no_features(self, rows: int) -> torch.Tensor | None:
+        """Zeros for features, if the model takes any."""
+        if self.config.fusion is None:
+            return None
+        import torch
+
+        return torch.zeros(rows, self.config.hidden_size)

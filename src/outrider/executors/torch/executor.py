@@ -8,12 +8,12 @@ from itertools import pairwise
 import torch
 
 from outrider.core.errors import ConfigError, ContextLengthError, UsageError
-from outrider.executors.base import COMMITTED, Executor, ForwardOutput, Segment, check_features, whole_pages
+from outrider.executors.base import COMMITTED, Dense, Executor, ForwardOutput, Segment, check_features, whole_pages
 from outrider.executors.torch.attention import SegmentPlan, causal_mask
 from outrider.executors.torch.dtype import resolve_device, resolve_dtype
 from outrider.executors.torch.kv import KVCache, SequenceKV
 from outrider.executors.torch.model import Batch, TorchModel
-from outrider.executors.torch.products import COLUMN_MULTIPLE, arithmetic_of, round_up
+from outrider.executors.torch.products import COLUMN_MULTIPLE, TorchDense, arithmetic_of, round_up
 from outrider.executors.torch.tree import order_tree
 from outrider.models.loader import Model
 
@@ -28,6 +28,7 @@ class TorchExecutor(Executor):
     to whole pages of ``page_size``. kv_memory: bytes that it may take; see `ExecutorFactory`.
     max_context: longest sequence; default: the model's. Never more than what the cache holds.
     threads: PyTorch's own, for the whole process; None leaves them alone. quantization: not supported.
+    target: for a learned drafter, the executor of its target: see `open_head`.
     Raises ConfigError, UnknownNameError, UnsupportedModelError or, from the weights, ModelFileError.
     """
 
@@ -43,6 +44,7 @@ class TorchExecutor(Executor):
         page_size: int = 16,
         quantization: str | None = None,
         threads: int | None = None,
+        target: TorchExecutor | None = None,
     ) -> None:
         config = model.config
         if quantization is not None:
@@ -74,7 +76,8 @@ class TorchExecutor(Executor):
             device=self.device,
         )
         self._max_context = min(max_context or config.max_position, self.total_tokens)
-        self._model = TorchModel(config, model.weights, self.dtype, self.device, self._max_context)
+        shared: TorchModel | None = target._model if target is not None else None
+        self._model: TorchModel = TorchModel(config, model.weights, self.dtype, self.device, self._max_context, shared)
 
     def open(self, pages: Sequence[int] = ()) -> int:
         return self._cache.open(pages)
@@ -102,7 +105,8 @@ class TorchExecutor(Executor):
             self._cache[segment.seq].depths.extend(depths)
         try:
             with torch.inference_mode():
-                logits, hidden = self._model.forward(self._batch(segments), self._cache.data, hidden_layers)
+                batch = self._batch(segments, features)
+                logits, hidden = self._model.forward(batch, self._cache.data, hidden_layers)
             # Copies made outside of inference mode are ordinary tensors, which may be changed and trained on.
             rows = {layer: x.clone() for layer, x in hidden.items()}
             return ForwardOutput(logits.to("cpu", torch.float32, copy=True), rows)
@@ -153,6 +157,20 @@ class TorchExecutor(Executor):
     def total_tokens(self) -> int:
         return self._cache.num_pages * self.page_size
 
+    def open_head(self, model: Model, *, kv_tokens: int, max_context: int) -> TorchExecutor:
+        return TorchExecutor(
+            model,
+            dtype=self.dtype,
+            device=self.device,
+            kv_tokens=kv_tokens,
+            max_context=min(max_context, model.config.max_position),
+            page_size=self.page_size,
+            target=self,
+        )
+
+    def dense(self, weight: torch.Tensor) -> Dense:
+        return TorchDense(weight.to(self.device, self.dtype))
+
     def check_integrity(self) -> None:
         self._cache.check_integrity()
 
@@ -193,7 +211,7 @@ class TorchExecutor(Executor):
             )
         return depths[state.pending :]
 
-    def _batch(self, segments: Sequence[Segment]) -> Batch:
+    def _batch(self, segments: Sequence[Segment], features: torch.Tensor | None) -> Batch:
         tokens: list[int] = []
         positions: list[int] = []
         logit_rows: list[int] = []
@@ -206,7 +224,7 @@ class TorchExecutor(Executor):
             wanted = range(len(segment.tokens)) if segment.logits is None else segment.logits
             logit_rows.extend(rows.start + row for row in wanted)
             plans.append(self._plan(state, rows, torch.tensor(positions[rows])))
-        return Batch(tokens, positions, plans, logit_rows)
+        return Batch(tokens, positions, plans, logit_rows, features)
 
     def _plan(self, state: SequenceKV, rows: slice, positions: torch.Tensor) -> SegmentPlan:
         """Plan the segment whose rows are the last pending ones of ``state``."""

@@ -22,6 +22,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from outrider.executors.base import check_rows
+
 MIN_ROWS = 4
 """Fewest rows of a product with weights. Four rows also take no longer than one: the kernel for one is the slower."""
 
@@ -72,6 +74,22 @@ class Linear:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
             return y
         return F.linear(x, self._weight, self._bias)
+
+
+class TorchDense:
+    """`outrider.executors.base.Dense` in the dtype and on the device of ``weight`` [n, k]."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._k = weight.shape[1]
+        self._like = weight.new_empty(0)
+        self._linear = Linear(weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        check_rows(x, self._k)
+        with torch.inference_mode():
+            rows = F.pad(x, (0, 0, 0, max(0, MIN_ROWS - len(x)))).to(self._like)
+            y = self._linear(rows)[: len(x)]
+        return y.to("cpu", torch.float32, copy=True)
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
