@@ -82,7 +82,7 @@ class DynamicTree:
         if not chosen or not self._pays(chosen, best):
             return []
         self._descend(np.array(sorted(chosen)))
-        return self._forwarded.tolist()
+        return [int(node) for node in self._forwarded]
 
     def place(self, node: int) -> tuple[int, int]:
         """A node's token, and its parent."""
