@@ -25,6 +25,7 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <typename Array>
 auto as_span(const Array& array) {
@@ -164,24 +165,41 @@ const std::map<std::string, std::vector<float> LayerWeights::*> kLayerVectors{
     {"down_bias", &LayerWeights::down_bias},
 };
 
-std::vector<float> copied(const Vector& values) { return {values.data(), values.data() + values.size()}; }
+// None stands for what a model does not have.
+std::vector<float> copied(const Vector& values) {
+  if (!values.is_valid()) return {};
+  return {values.data(), values.data() + values.size()};
+}
 
 void bind_model(nb::module_& m) {
+  nb::enum_<FusionKind>(m, "FusionKind")
+      .value("none", FusionKind::none)
+      .value("project", FusionKind::project)
+      .value("attend", FusionKind::attend);
   nb::class_<Model>(m, "Model")
       .def(
           "__init__",
           [](Model* self, int vocab_size, int hidden_size, int num_layers, int num_heads, int num_kv_heads,
-             int head_dim, int intermediate_size, float rms_norm_eps, const Vector& inverse_frequencies,
+             int head_dim, int intermediate_size, int num_logits, float rms_norm_eps, const Vector& inverse_frequencies,
              float rope_factor) {
             if (num_layers < 0) throw std::invalid_argument("num_layers must not be negative");
             new (self) Model{};
-            self->shape = {vocab_size, hidden_size,       num_heads,    num_kv_heads,
-                           head_dim,   intermediate_size, rms_norm_eps, copied(inverse_frequencies),
+            self->shape = {vocab_size,   hidden_size,  num_heads,
+                           num_kv_heads, head_dim,     intermediate_size,
+                           num_logits,   rms_norm_eps, copied(inverse_frequencies),
                            rope_factor};
             self->layers.resize(static_cast<std::size_t>(num_layers));
           },
           "vocab_size"_a, "hidden_size"_a, "num_layers"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a,
-          "intermediate_size"_a, "rms_norm_eps"_a, "inverse_frequencies"_a, "rope_factor"_a)
+          "intermediate_size"_a, "num_logits"_a, "rms_norm_eps"_a, "inverse_frequencies"_a, "rope_factor"_a)
+      .def(
+          "set_fusion",
+          [](Model& self, FusionKind kind, const Vector& embed_norm, const Vector& feature_norm,
+             const PackedMatrix* matrix, const Vector& bias) {
+            self.fusion = {kind, copied(embed_norm), copied(feature_norm), matrix ? *matrix : PackedMatrix(),
+                           copied(bias)};
+          },
+          "kind"_a, "embed_norm"_a.none(), "feature_norm"_a.none(), "matrix"_a.none(), "bias"_a.none())
       .def("set_embedding", [](Model& self, const PackedMatrix& matrix) { self.embedding = matrix; })
       .def("set_lm_head", [](Model& self, const PackedMatrix& matrix) { self.lm_head = matrix; })
       .def("set_final_norm", [](Model& self, const Vector& values) { self.final_norm = copied(values); })
@@ -211,17 +229,21 @@ struct Session {
   KvCache cache;
   Runner runner;
   Isa isa;
+  QuantizedRows multiplied;
 };
 
 // sequences and counts: the segments; tokens, parents and logit_rows: of all of them together.
 void forward(Session& session, const std::vector<int>& sequences, const std::vector<int>& counts, const Ints& tokens,
              const Ints& parents, const Ints& logit_rows, const Matrix& logits,
-             const std::vector<std::pair<int, Matrix>>& hidden) {
+             const std::vector<std::pair<int, Matrix>>& hidden, const Rows& features) {
   if (sequences.size() != counts.size() || tokens.size() != parents.size())
     throw std::invalid_argument("every segment needs a count, and every row a token and a parent");
   const ModelShape& shape = session.model->shape;
-  if (logits.shape(0) < logit_rows.size() || static_cast<std::int64_t>(logits.shape(1)) != shape.vocab_size)
+  if (logits.shape(0) < logit_rows.size() || static_cast<std::int64_t>(logits.shape(1)) != shape.num_logits)
     throw std::invalid_argument("there is no room for the logits");
+  if (features.is_valid() &&
+      (features.shape(0) != tokens.size() || static_cast<std::int64_t>(features.shape(1)) != shape.hidden_size))
+    throw std::invalid_argument("the features must be [rows, hidden_size]");
   std::vector<Segment> segments;
   std::size_t first = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -239,7 +261,18 @@ void forward(Session& session, const std::vector<int>& sequences, const std::vec
     output.hidden.emplace_back(layer, memory.data());
   }
   const nb::gil_scoped_release release;
-  session.runner.forward(session.cache, segments, output);
+  session.runner.forward(session.cache, segments, output, features.is_valid() ? features.data() : nullptr);
+}
+
+// y = x times the matrix's transpose.
+void multiply(Session& session, const PackedMatrix& matrix, const Rows& x, const Matrix& y) {
+  const auto n = static_cast<std::size_t>(matrix.n()), k = static_cast<std::size_t>(matrix.k());
+  if (x.shape(1) != k || y.shape(1) != n || x.shape(0) != y.shape(0))
+    throw std::invalid_argument("a product takes rows [rows, k] and room for [rows, n]");
+  if (x.shape(0) == 0) return;
+  const nb::gil_scoped_release release;
+  gemm(matrix, x.data(), matrix.k(), static_cast<std::int64_t>(x.shape(0)), y.data(), matrix.n(), *session.pool,
+       session.multiplied, session.isa);
 }
 
 using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -310,9 +343,10 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("isa", [](const Session& self) { return std::string(isa_name(self.isa)); })
       .def("check_integrity", [](const Session& self) { self.cache.check_integrity(); })
       .def("top_k", &top_k, "logits"_a, "ids"_a, "logprobs"_a)
+      .def("multiply", &multiply, "matrix"_a, "x"_a, "y"_a)
       .def("read_kv", &read_kv, "sequence"_a, "layer"_a, "keys"_a, "values"_a)
       .def("forward", &forward, "sequences"_a, "counts"_a, "tokens"_a, "parents"_a, "logit_rows"_a, "logits"_a,
-           "hidden"_a);
+           "hidden"_a, "features"_a.none());
   m.def(
       "kv_page_bytes",
       [](int layers, int kv_heads, int head_dim, int page_size, bool kv_f32) {

@@ -25,6 +25,11 @@ class ScaleKind(enum.Enum):
     f32 = 2
     kquant = 3
 
+class FusionKind(enum.Enum):
+    none = 0
+    project = 1
+    attend = 2
+
 class FloatType(enum.Enum):
     f32 = 0
     f16 = 1
@@ -73,9 +78,18 @@ class Model:
         num_kv_heads: int,
         head_dim: int,
         intermediate_size: int,
+        num_logits: int,
         rms_norm_eps: float,
         inverse_frequencies: Floats,
         rope_factor: float,
+    ) -> None: ...
+    def set_fusion(
+        self,
+        kind: FusionKind,
+        embed_norm: Floats | None,
+        feature_norm: Floats | None,
+        matrix: PackedMatrix | None,
+        bias: Floats | None,
     ) -> None: ...
     def set_embedding(self, matrix: PackedMatrix, /) -> None: ...
     def set_lm_head(self, matrix: PackedMatrix, /) -> None: ...
@@ -104,6 +118,7 @@ class Session:
     def isa(self) -> str: ...
     def check_integrity(self) -> None: ...
     def top_k(self, logits: Floats, ids: npt.NDArray[np.int64], logprobs: Floats) -> None: ...
+    def multiply(self, matrix: PackedMatrix, x: Floats, y: Floats) -> None: ...
     def read_kv(self, sequence: int, layer: int, keys: Floats, values: Floats) -> None: ...
     def forward(
         self,
@@ -114,6 +129,7 @@ class Session:
         logit_rows: Ints,
         logits: Floats,
         hidden: Sequence[tuple[int, Floats]],
+        features: Floats | None,
     ) -> None: ...
 
 def gguf_layout(type: int, n: int, k: int) -> PackedLayout: ...

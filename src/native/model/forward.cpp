@@ -48,10 +48,13 @@ Runner::Runner(std::shared_ptr<const Model> model, ThreadPool& pool, Isa isa)
 
 Runner::~Runner() = default;
 
-void Runner::forward(KvCache& cache, std::span<const Segment> segments, const ForwardOutput& output) {
+void Runner::forward(KvCache& cache, std::span<const Segment> segments, const ForwardOutput& output,
+                     const float* features) {
   std::vector<NewRows> rows;
   std::vector<Row> flat;
   check_tokens(segments, model_->shape.vocab_size);
+  if ((features != nullptr) != (model_->fusion.kind != FusionKind::none))
+    throw std::invalid_argument("a model with fusion takes a feature for each row, and no other model takes any");
   for (const Segment& segment : segments) {
     rows.push_back({segment.sequence, segment.parents});
     const int pending = cache.pending(segment.sequence);
@@ -63,7 +66,8 @@ void Runner::forward(KvCache& cache, std::span<const Segment> segments, const Fo
   try {
     for (std::size_t first = 0; first < flat.size(); first += kChunk) {
       const std::size_t count = std::min<std::size_t>(kChunk, flat.size() - first);
-      Pass(*this, cache, std::span(flat).subspan(first, count), static_cast<int>(first)).run(output);
+      const float* given = features == nullptr ? nullptr : features + first * model_->shape.hidden_size;
+      Pass(*this, cache, std::span(flat).subspan(first, count), static_cast<int>(first), given).run(output);
     }
   } catch (...) {
     for (const Segment& segment : segments) cache.retract(segment.sequence, static_cast<int>(segment.tokens.size()));

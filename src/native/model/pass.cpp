@@ -6,10 +6,7 @@
 
 namespace outrider {
 
-// Below this many floats to go through, waking the other threads costs more than it saves.
-constexpr std::int64_t kParallelFloats = 16384;
-
-Runner::Pass::Pass(Runner& runner, KvCache& cache, std::span<const Row> rows, int first_row)
+Runner::Pass::Pass(Runner& runner, KvCache& cache, std::span<const Row> rows, int first_row, const float* features)
     : model_(*runner.model_),
       shape_(model_.shape),
       cache_(cache),
@@ -19,6 +16,7 @@ Runner::Pass::Pass(Runner& runner, KvCache& cache, std::span<const Row> rows, in
       isa_(runner.isa_),
       rows_(rows),
       first_row_(first_row),
+      features_(features),
       num_rows_(static_cast<int>(rows.size())),
       hidden_(shape_.hidden_size),
       q_size_(shape_.num_heads * shape_.head_dim),
@@ -27,21 +25,13 @@ Runner::Pass::Pass(Runner& runner, KvCache& cache, std::span<const Row> rows, in
       inner_(shape_.intermediate_size) {
   const auto n = static_cast<std::size_t>(num_rows_);
   scratch_.x.reserve(n * hidden_);
-  scratch_.normed.reserve(n * hidden_);
+  scratch_.normed.reserve(n * model_.first_inputs());
   scratch_.qkv.reserve(n * qkv_size_);
   scratch_.attended.reserve(n * q_size_);
   scratch_.gate_up.reserve(n * 2 * inner_);
   scratch_.projected.reserve(n * hidden_);
   scratch_.cosine.reserve(n * shape_.head_dim / 2);
   scratch_.sine.reserve(n * shape_.head_dim / 2);
-}
-
-template <typename F>
-void Runner::Pass::each_row(std::int64_t cost, F&& fn) {
-  if (num_rows_ * cost < kParallelFloats)
-    for (int row = 0; row < num_rows_; ++row) fn(row);
-  else
-    pool_.parallel_for(num_rows_, [&](std::int64_t row) { fn(static_cast<int>(row)); });
 }
 
 void Runner::Pass::run(const ForwardOutput& output) {
@@ -59,16 +49,11 @@ void Runner::Pass::run(const ForwardOutput& output) {
   logits(output);
 }
 
-void Runner::Pass::embed() {
-  each_row(hidden_, [&](int row) {
-    const std::int64_t token = rows_[row].token;
-    float* x = scratch_.x.data() + std::ptrdiff_t{row} * hidden_;
-    model_.embedding.dequantize({&token, 1}, x);
-    const LayerWeights* first = model_.layers.empty() ? nullptr : &model_.layers.front();
-    if (first != nullptr)
-      ops_.rms_norm(x, first->input_norm.data(), shape_.rms_norm_eps, hidden_,
-                    scratch_.normed.data() + std::ptrdiff_t{row} * hidden_);
-  });
+void Runner::Pass::norm(const std::vector<float>& weight, const float* x, float* out) {
+  if (weight.empty())
+    std::copy_n(x, hidden_, out);
+  else
+    ops_.rms_norm(x, weight.data(), shape_.rms_norm_eps, hidden_, out);
 }
 
 void Runner::Pass::quantize(const float* x, std::int64_t ldx, std::int64_t k,
@@ -80,7 +65,7 @@ void Runner::Pass::quantize(const float* x, std::int64_t ldx, std::int64_t k,
 
 void Runner::Pass::attention_block(int layer) {
   const LayerWeights& w = model_.layers[layer];
-  quantize(scratch_.normed.data(), hidden_, hidden_, {&w.q, &w.k, &w.v});
+  quantize(scratch_.normed.data(), w.q.k(), w.q.k(), {&w.q, &w.k, &w.v});
   float* qkv = scratch_.qkv.data();
   const GemmTask tasks[] = {
       {&w.q, qkv, qkv_size_}, {&w.k, qkv + q_size_, qkv_size_}, {&w.v, qkv + q_size_ + kv_size_, qkv_size_}};
@@ -144,12 +129,10 @@ void Runner::Pass::mlp_block(int layer) {
 
 void Runner::Pass::add_and_norm(const std::vector<float>* bias, const std::vector<float>* norm) {
   each_row(2 * hidden_, [&](int row) {
-    const std::ptrdiff_t start = std::ptrdiff_t{row} * hidden_;
-    float* x = scratch_.x.data() + start;
-    float* projected = scratch_.projected.data() + start;
+    float* projected = scratch_.projected.data() + std::ptrdiff_t{row} * hidden_;
     if (!bias->empty()) ops_.add(bias->data(), hidden_, projected);
-    ops_.add(projected, hidden_, x);
-    if (norm != nullptr) ops_.rms_norm(x, norm->data(), shape_.rms_norm_eps, hidden_, scratch_.normed.data() + start);
+    ops_.add(projected, hidden_, x(row));
+    if (norm != nullptr) ops_.rms_norm(x(row), norm->data(), shape_.rms_norm_eps, hidden_, normed(row));
   });
 }
 
@@ -166,11 +149,9 @@ void Runner::Pass::logits(const ForwardOutput& output) {
   const auto count = end - begin;
   if (count == 0) return;
   float* rows = scratch_.final_rows.reserve(static_cast<std::size_t>(count) * hidden_);
-  for (std::ptrdiff_t i = 0; i < count; ++i)
-    ops_.rms_norm(scratch_.x.data() + std::ptrdiff_t{begin[i] - first_row_} * hidden_, model_.final_norm.data(),
-                  shape_.rms_norm_eps, hidden_, rows + i * hidden_);
-  float* first = output.logits + (begin - output.logit_rows.begin()) * shape_.vocab_size;
-  gemm(model_.lm_head, rows, hidden_, count, first, shape_.vocab_size, pool_, scratch_.quantized, isa_);
+  for (std::ptrdiff_t i = 0; i < count; ++i) norm(model_.final_norm, x(begin[i] - first_row_), rows + i * hidden_);
+  float* first = output.logits + (begin - output.logit_rows.begin()) * shape_.num_logits;
+  gemm(model_.lm_head, rows, hidden_, count, first, shape_.num_logits, pool_, scratch_.quantized, isa_);
 }
 
 }  // namespace outrider

@@ -31,6 +31,7 @@ struct RowTile {
 
 struct Runner::Scratch {
   Floats x, normed, qkv, attended, gate_up, projected;  // [rows, ...]
+  Floats joined;                                        // [rows, 2 * hidden_size]
   Floats cosine, sine;                                  // [rows, head_dim / 2]
   Floats final_rows;
   std::vector<Floats> attention;  // per thread

@@ -16,6 +16,7 @@ namespace outrider {
 
 struct ModelShape {
   int vocab_size, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size;
+  int num_logits;  // vocab_size, unless the output is over other tokens
   float rms_norm_eps;
   std::vector<float> inverse_frequencies;  // [head_dim / 2], scaled
   float rope_factor = 1.0f;                // of cosine and sine (yarn's attention factor)
@@ -30,12 +31,28 @@ struct LayerWeights {
   bool rope = true;
 };
 
+// How a row takes in a feature, a hidden state of another model's, beside its token.
+//   project: the first block's input is matrix * [embedding, feature] + bias.
+//   attend: the first block's input is the feature, and its q, k and v read [embedding, feature], both normed.
+enum class FusionKind : std::uint8_t { none, project, attend };
+
+struct Fusion {
+  FusionKind kind = FusionKind::none;
+  std::vector<float> embed_norm, feature_norm;  // before the two are joined; both or neither
+  PackedMatrix matrix;                          // [hidden_size, 2 * hidden_size]
+  std::vector<float> bias;
+};
+
 struct Model {
   ModelShape shape;
+  Fusion fusion;
   PackedMatrix embedding;
-  PackedMatrix lm_head;  // shares the embedding's bytes where the two are tied
-  std::vector<float> final_norm;
+  PackedMatrix lm_head;           // shares the embedding's bytes where the two are tied
+  std::vector<float> final_norm;  // may be missing, as may the first layer's input_norm
   std::vector<LayerWeights> layers;
+
+  // Columns that the first block's q, k and v have.
+  int first_inputs() const { return shape.hidden_size * (fusion.kind == FusionKind::attend ? 2 : 1); }
 
   // Throws std::invalid_argument, naming the tensor, if shapes do not fit.
   void check() const;
@@ -51,7 +68,7 @@ struct Segment {
 // What a forward pass writes. Rows are numbered through the segments.
 struct ForwardOutput {
   std::span<const std::int32_t> logit_rows;  // ascending
-  float* logits;                             // [logit_rows, vocab_size]
+  float* logits;                             // [logit_rows, num_logits]
   // (layer, [rows, hidden_size]): the residual stream after ``layer`` blocks.
   std::vector<std::pair<int, float*>> hidden;
 };
@@ -64,7 +81,8 @@ class Runner {
 
   // Appends the segments' rows to the cache as pending rows and computes them. If anything is wrong, the cache stays
   // as it was: see KvCache::append; std::invalid_argument also for a token beyond the vocabulary.
-  void forward(KvCache&, std::span<const Segment>, const ForwardOutput&);
+  // features: [rows, hidden_size] for a model with fusion, null for any other.
+  void forward(KvCache&, std::span<const Segment>, const ForwardOutput&, const float* features = nullptr);
 
  private:
   class Pass;

@@ -16,7 +16,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,11 +38,19 @@ _ABANDONED = 3600.0
 
 
 def load_or_pack(
-    model: Model, quantization: str | None, pool: _native.ThreadPool, *, use_cache: bool = True
+    model: Model,
+    quantization: str | None,
+    pool: _native.ThreadPool,
+    *,
+    use_cache: bool = True,
+    without: Collection[str] = (),
 ) -> PackedWeights:
-    """The model's packed weights, from the cache if they are there, else packed now (and put there)."""
-    if model.source is None or not use_cache:
-        return pack_weights(model.config, model.weights, quantization, pool)
+    """The model's packed weights, from the cache if they are there, else packed now (and put there).
+
+    without: names of matrices that are left out; then there is no cache.
+    """
+    if model.source is None or not use_cache or without:
+        return pack_weights(model.config, model.weights, quantization, pool, without)
     from outrider.models.cache import cache_dir
 
     folder = cache_dir() / "packed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,12 @@ import numpy.typing as npt
 import torch
 
 from outrider.core.errors import ConfigError, UnknownNameError
-from outrider.executors.base import Executor, ForwardOutput, Segment, check_features, whole_pages
+from outrider.executors.base import Dense, Executor, ForwardOutput, Segment, check_features, whole_pages
 from outrider.executors.native import default_threads, require
+from outrider.executors.shared import EMBEDDING, shared_tensors
 
 if TYPE_CHECKING:
+    from outrider import _native
     from outrider.models.loader import Model
 
 _DTYPES = ("auto", "bfloat16")
@@ -35,6 +37,7 @@ class NativeExecutor(Executor):
     kv_dtype: "bfloat16" or "float32".
     isa: "portable", "avx2", "avx512" or "amx"; default: $OUTRIDER_ISA, or the best that the processor has.
     packed_cache: keep the packed weights of a model file on disk, and take them from there the next time.
+    target: for a learned drafter, the executor of its target, whose threads and matrices it shares: see `open_head`.
 
     Raises ConfigError, UnknownNameError, UnsupportedModelError or, from the weights, ModelFileError.
     """
@@ -54,15 +57,17 @@ class NativeExecutor(Executor):
         kv_dtype: str = "bfloat16",
         isa: str | None = None,
         packed_cache: bool = True,
+        target: NativeExecutor | None = None,
     ) -> None:
         require()
         from outrider import _native
-        from outrider.executors.native.cache import load_or_pack
         from outrider.executors.native.model import build_model
 
         config = model.config
         _check_sizes(kv_tokens, page_size, max_context, threads, config.max_position)
         _check_kind(dtype, device, quantization, kv_dtype)
+        if target is not None and threads is not None:
+            raise ConfigError("a learned drafter runs on its target's threads; leave threads out")
         self.config = config
         self._page_size = page_size
         page_bytes = _native.kv_page_bytes(
@@ -70,22 +75,35 @@ class NativeExecutor(Executor):
         )
         self._num_pages = whole_pages(kv_tokens, kv_memory, page_size, page_bytes)
         self._max_context = min(max_context or config.max_position, self.total_tokens)
-        pool = _native.ThreadPool(threads or default_threads())
-        packed = load_or_pack(model, quantization, pool, use_cache=packed_cache)
-        if quantization is not None:
-            self.quantization_error = packed.error(quantization)
-        self.weight_bytes = sum(place.layout.bytes for place in packed.places)
-        """Bytes of packed matrices; a forward pass reads them once, but for an untied embedding's."""
+        self._pool = target._pool if target is not None else _native.ThreadPool(threads or default_threads())
+        self._matrices = self._pack(model, quantization, packed_cache, target)
         self._session = _native.Session(
-            build_model(config, packed.matrices(), model.weights),
-            pool,
+            build_model(config, self._matrices, model.weights),
+            self._pool,
             pages=self._num_pages,
             page_size=page_size,
             max_context=self._max_context,
             kv_f32=kv_dtype == "float32",
             isa=isa or "",
         )
-        self._logits = _LogitsBuffers(config.vocab_size)
+        self._logits = _LogitsBuffers(config.num_logits)
+
+    def _pack(
+        self, model: Model, quantization: str | None, use_cache: bool, target: NativeExecutor | None
+    ) -> Mapping[str, _native.PackedMatrix]:
+        """The model's matrices, its target's among them."""
+        from outrider.executors.native.cache import load_or_pack
+
+        shared: dict[str, _native.PackedMatrix] = {}
+        if target is not None:
+            names = shared_tensors(model.config, model.weights, target.config)
+            shared = {name: target._matrices.get(name, target._matrices[EMBEDDING]) for name in names}
+        packed = load_or_pack(model, quantization, self._pool, use_cache=use_cache, without=shared)
+        if quantization is not None:
+            self.quantization_error = packed.error(quantization)
+        self.weight_bytes = sum(place.layout.bytes for place in packed.places)
+        """Bytes of packed matrices of its own; a forward pass reads them once, but for an untied embedding's."""
+        return {**packed.matrices(), **shared}
 
     @property
     def isa(self) -> str:
@@ -127,6 +145,7 @@ class NativeExecutor(Executor):
             np.array(rows, np.int32),
             logits,
             list(hidden.items()),
+            None if features is None else features.contiguous().numpy(),
         )
         return ForwardOutput(torch.from_numpy(logits), {i: torch.from_numpy(h) for i, h in hidden.items()})
 
@@ -157,6 +176,23 @@ class NativeExecutor(Executor):
     @property
     def total_tokens(self) -> int:
         return self._num_pages * self._page_size
+
+    def open_head(self, model: Model, *, kv_tokens: int, max_context: int) -> NativeExecutor:
+        return NativeExecutor(
+            model,
+            kv_tokens=kv_tokens,
+            max_context=min(max_context, model.config.max_position),
+            page_size=self._page_size,
+            quantization="int8" if model.weights.are_floats() else None,
+            isa=self.isa,
+            packed_cache=False,
+            target=self,
+        )
+
+    def dense(self, weight: torch.Tensor) -> Dense:
+        from outrider.executors.native.dense import NativeDense
+
+        return NativeDense(self._session, self._pool, weight)
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.empty(len(logits), k, dtype=torch.int64)

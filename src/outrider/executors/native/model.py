@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from outrider import _native
+from outrider.executors.shared import EMBEDDING, OUTPUT
 from outrider.executors.torch.rope import rope_frequencies
-from outrider.models.config import ModelConfig
+from outrider.models.config import Fusion, ModelConfig
 
 if TYPE_CHECKING:
     from outrider.models.weights import Weights
@@ -38,27 +39,46 @@ def build_model(config: ModelConfig, matrices: Mapping[str, _native.PackedMatrix
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         intermediate_size=config.intermediate_size,
+        num_logits=config.num_logits,
         rms_norm_eps=config.rms_norm_eps,
         inverse_frequencies=np.ascontiguousarray(frequencies.numpy(), np.float32),
         rope_factor=factor,
     )
-    embedding = matrices["model.embed_tokens.weight"]
+    embedding = matrices[EMBEDDING]
     model.set_embedding(embedding)
-    model.set_lm_head(embedding if config.tie_embeddings else matrices["lm_head.weight"])
-    model.set_final_norm(_vector(weights, "model.norm.weight"))
+    model.set_lm_head(embedding if config.tie_embeddings else matrices[OUTPUT])
+    if config.final_norm:
+        model.set_final_norm(_vector(weights, "model.norm.weight"))
+    if config.fusion is not None:
+        _set_fusion(model, config.fusion, matrices, weights)
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
         for short, name in _MATRICES.items():
             model.set_matrix(i, short, matrices[f"{layer}.{name}.weight"])
-        for short, name in _vectors(config).items():
+        for short, name in _vectors(config, i).items():
             model.set_vector(i, short, _vector(weights, f"{layer}.{name}"))
         model.set_layer(i, window=config.window(i) or 0, rope=i not in config.no_rope_layers)
     model.check()
     return model
 
 
-def _vectors(config: ModelConfig) -> Mapping[str, str]:
-    names = {"input_norm": "input_layernorm.weight", "post_attention_norm": "post_attention_layernorm.weight"}
+def _set_fusion(
+    model: _native.Model, fusion: Fusion, matrices: Mapping[str, _native.PackedMatrix], weights: Weights
+) -> None:
+    project = fusion.kind == "project"
+    model.set_fusion(
+        _native.FusionKind.project if project else _native.FusionKind.attend,
+        embed_norm=_vector(weights, "model.embed_norm.weight") if fusion.norms else None,
+        feature_norm=_vector(weights, "model.feature_norm.weight") if fusion.norms else None,
+        matrix=matrices["model.fuse.weight"] if project else None,
+        bias=_vector(weights, "model.fuse.bias") if project and fusion.bias else None,
+    )
+
+
+def _vectors(config: ModelConfig, layer: int) -> Mapping[str, str]:
+    names = {"post_attention_norm": "post_attention_layernorm.weight"}
+    if layer or config.first_norm:
+        names["input_norm"] = "input_layernorm.weight"
     if config.qk_norm:
         names |= {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
     with_bias = "qkv" * config.qkv_bias + "o" * config.o_bias

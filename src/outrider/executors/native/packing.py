@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,11 +72,18 @@ class PackedWeights:
 
 
 def pack_weights(
-    config: ModelConfig, weights: Weights, quantization: str | None, pool: _native.ThreadPool
+    config: ModelConfig,
+    weights: Weights,
+    quantization: str | None,
+    pool: _native.ThreadPool,
+    without: Collection[str] = (),
 ) -> PackedWeights:
-    """Pack every matrix of the model. Raises ConfigError, UnsupportedModelError or ModelFileError."""
+    """Pack every matrix of the model, but for those named in ``without``.
+
+    Raises ConfigError, UnsupportedModelError or ModelFileError.
+    """
     layouts = {}
-    for name, raw in _matrices(config, weights):
+    for name, raw in _matrices(config, weights, without):
         try:
             layouts[name] = _layout(raw, quantization)
         except UsageError as error:
@@ -87,16 +94,16 @@ def pack_weights(
         end += -(-layout.bytes // _ALIGNMENT) * _ALIGNMENT
     arena = _native.Arena(end)
     places = []
-    for name, raw in _matrices(config, weights):
+    for name, raw in _matrices(config, weights, without):
         lost = _pack(arena, offsets[name], raw, quantization, pool)
         places.append(Place(name, layouts[name], offsets[name], lost))
         _forget_pages(raw)
     return PackedWeights(arena, tuple(places))
 
 
-def _matrices(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, RawTensor]]:
+def _matrices(config: ModelConfig, weights: Weights, without: Collection[str]) -> Iterator[tuple[str, RawTensor]]:
     for name, shape in weight_shapes(config).items():
-        if len(shape) == 2:
+        if len(shape) == 2 and name not in without:
             yield name, weights.raw(name)
 
 
