@@ -1,1 +1,21 @@
-"""Heads: drafters that were trained for a target and read its hidden states. What they are, and their files."""
+"""Heads: drafters that were trained for a target and read its hidden states. What they are, and their files.
+
+A `Layout` is how some engine writes one down. `outrider.heads.load` reads any, `outrider.heads.save` writes one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.core.registry import Registry
+
+if TYPE_CHECKING:
+    from outrider.heads.base import Layout
+
+LAYOUTS: Registry[type[Layout]] = Registry(
+    "head layout",
+    {
+        "eagle3": "outrider.heads.eagle3:Eagle3Layout",
+    },
+)
+"""In the order in which they are tried on a checkpoint."""

@@ -80,6 +80,17 @@ class Head:
         for name in wanted:
             if name not in self.tensors and name not in (EMBEDDING, OUTPUT) and not name.endswith(".output.weight"):
                 raise HeadMismatchError(f"{self.source or self.method}: the tensor {name!r} is missing")
+            if name not in self.tensors and name in (EMBEDDING, OUTPUT) and wanted[name][1] != self.hidden_size:
+                raise HeadMismatchError(
+                    f"{self.source or self.method}: the tensor {name!r} is missing, and the target's is "
+                    f"{self.hidden_size} wide instead of {wanted[name][1]}"
+                )
+        for layer in self.feature_layers:
+            if not 0 <= layer <= self.num_layers:
+                raise HeadMismatchError(
+                    f"{self.source or self.method}: reads the target's hidden state {layer}, but it has "
+                    f"{self.num_layers} layers"
+                )
 
     @property
     def num_heads(self) -> int:

@@ -51,13 +51,22 @@ def config_from_folder(folder: Path) -> ModelConfig:
         )
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
+    return config_from_values(values, name, str(path), generation.get("eos_token_id"))
+
+
+def config_from_values(values: dict[str, Any], family: str, where: str, more_ends: Any = None) -> ModelConfig:
+    """From the keys of a config.json, read as those of ``family``, whatever their ``model_type`` says.
+
+    where: the file, for messages. more_ends: ids that end a text (one, a list, or None), beside ``eos_token_id``.
+    Raises as `config_from_folder`.
+    """
     try:
-        ends = _ids(generation.get("eos_token_id")) + _ids(values.get("eos_token_id"))
-        return _config(name, FAMILIES[name], values, tuple(dict.fromkeys(ends)))
+        ends = _ids(more_ends) + _ids(values.get("eos_token_id"))
+        return _config(family, FAMILIES[family], values, tuple(dict.fromkeys(ends)))
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{path}: {error}") from None
+        raise UnsupportedModelError(f"{where}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{path}: {_explain(error)}") from None
+        raise ModelFileError(f"{where}: {_explain(error)}") from None
 
 
 def _explain(error: Exception) -> str:

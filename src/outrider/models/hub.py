@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,8 +11,12 @@ from outrider.core.errors import ModelNotFoundError
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
-def snapshot(repository: str, file: str | None = None, *, progress: bool = True) -> Path:
+def snapshot(
+    repository: str, file: str | None = None, *, progress: bool = True, patterns: Sequence[str] = _PATTERNS
+) -> Path:
     """Download (or find in the hub's cache) a repository's folder, or its one GGUF ``file``.
+
+    patterns: the files of a folder that are wanted.
 
     Raises ModelNotFoundError if there is no such repository or file, or if the hub cannot be reached.
     """
@@ -24,7 +28,7 @@ def snapshot(repository: str, file: str | None = None, *, progress: bool = True)
         with _bars(progress):
             if file:
                 return Path(hf_hub_download(repository, file))
-            folder = Path(snapshot_download(repository, allow_patterns=_PATTERNS))
+            folder = Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError:
         raise ModelNotFoundError(
             f"{wanted}: not in the local cache, and the hub cannot be reached; "
