@@ -118,9 +118,13 @@ class OpenFakeHeads(OpenFake):
         def product(x: torch.Tensor) -> torch.Tensor:
             assert x.dtype == torch.float32
             self.products += 1
-            return x @ weight.T
+            return x @ weight.float().T
 
         return product
+
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = logits.topk(min(k, logits.shape[1]))
+        return ids, values - logits.logsumexp(-1, keepdim=True)
 
 
 def fake_target(name: str = "target") -> Model:

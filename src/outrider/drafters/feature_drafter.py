@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation,
 from outrider.drafters.cost import parameters
 from outrider.drafters.draft_children import are_drawn
 from outrider.drafters.dynamic_tree import ROWS_PER_LEVEL, DrawnTree, DynamicTree
+from outrider.drafters.failures import Failures
 from outrider.drafters.feature_runs import FeatureRun, FeatureRuns, as_feature
 from outrider.drafters.features import Features
 from outrider.drafters.growth import Limits
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from outrider.executors.base import Executor
     from outrider.heads.head import Head
-
-_log = logging.getLogger(__name__)
 
 _DEPTH = 7
 """Levels of a tree, unless the configuration says otherwise."""
@@ -86,7 +84,7 @@ class FeatureDrafter(Drafter):
         """
         config, target = context.config, context.target
         if head is None:
-            from outrider.heads.choice import head_for
+            from outrider.drafters.heads import head_for
 
             head = head_for(context, self.name)
         model = _model(head, target)
@@ -96,8 +94,7 @@ class FeatureDrafter(Drafter):
         self._width = config.tree_width
         self._depth = config.max_draft_depth or (None if config.tree_width == 1 else _DEPTH)
         self._cost_ratio = parameters(model.config) / parameters(target.config) if config.adaptive else None
-        self._failed: set[int] = set()
-        self._warned = False
+        self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
         if config.tree_width == 1:
             self.default_tokens = _DEPTH
@@ -123,9 +120,7 @@ class FeatureDrafter(Drafter):
         self._runs.observe(observations)
 
     def take_failures(self) -> frozenset[int]:
-        failed = frozenset(self._failed)
-        self._failed.clear()
-        return failed
+        return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:
         """Free the request's KV; the target goes through its text again, and so will the head."""
@@ -205,10 +200,7 @@ class FeatureDrafter(Drafter):
             part.growth.expand(nodes, guesses)
         except NonFiniteLogitsError as error:
             part.failed = True
-            self._failed.add(part.run.view.request_id)
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s: a request goes without its draft (%s); said once, counted always", self.name, error)
+            self._failures.add(part.run.view.request_id, error)
 
 
 def _model(head: Head, target: Model) -> Model:
