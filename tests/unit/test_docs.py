@@ -78,6 +78,16 @@ def test_faults_are_held_off_by_tests_that_exist() -> None:
             assert found, f"fault {number}: {entry} is not there"
 
 
+def test_every_layout_of_heads_is_described() -> None:
+    from outrider.heads import LAYOUTS
+
+    page = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| ([a-z0-9, ;]+) \|", page, re.M))
+    assert set(rows) == set(LAYOUTS.names())
+    for name, methods in rows.items():
+        assert set(LAYOUTS.get(name).methods) <= set(re.findall(r"\w+", methods)), name
+
+
 def test_listed_benchmarks_exist() -> None:
     folder = ROOT / "benchmarks"
     listed = re.findall(r"^\| `(\w+\.py)`", (folder / "README.md").read_text(encoding="utf-8"), re.M)

@@ -27,7 +27,7 @@ LAYERS = (
 )
 """Packages, top first. A package imports from layers below its own, and from itself; never from a neighbour."""
 
-CONTRACTS = {"drafters": "DRAFTERS", "acceptance": "RULES", "executors": "EXECUTORS"}
+CONTRACTS = {"drafters": "DRAFTERS", "acceptance": "RULES", "executors": "EXECUTORS", "heads": "LAYOUTS"}
 """Packages that hold a contract in base.py, one implementation per file, and a registry."""
 
 LONGEST_MODULE = 400

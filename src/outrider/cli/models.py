@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> int:
+    from outrider.heads.shipped import shipped_methods
     from outrider.models.cache import cache_dir
     from outrider.models.fetch import list_aliases
 
@@ -41,6 +42,7 @@ def _list(as_json: bool) -> int:
                 "bytes": status.alias.size,
                 "download_bytes": status.alias.download,
                 "sha256": status.alias.sha256,
+                "drafters": list(shipped_methods(status.alias.name)),
                 "fetched": status.fetched,
                 "path": str(status.path) if status.fetched else None,
             }
@@ -52,9 +54,11 @@ def _list(as_json: bool) -> int:
     for status in found:
         alias = status.alias
         where = str(status.path) if status.fetched else "no"
-        rows.append([alias.name, f"{alias.size / 1e6:,.0f} MB", alias.licence, alias.description, where])
-    print(format_table(["name", "size", "licence", "what it is", "fetched"], rows, align="lrlll"))
-    print(f"\nModels lie in {cache_dir()}. A local file or folder, or a hub id, can be used in place of a name.")
+        drafters = ", ".join(shipped_methods(alias.name)) or "-"
+        rows.append([alias.name, f"{alias.size / 1e6:,.0f} MB", alias.licence, alias.description, drafters, where])
+    print(format_table(["name", "size", "licence", "what it is", "drafters", "fetched"], rows, align="lrllll"))
+    print("\nDrafters are those that were trained for the model and come with this package; 'auto' uses the first.")
+    print(f"Models lie in {cache_dir()}. A local file or folder, or a hub id, can be used in place of a name.")
     return 0
 
 

@@ -13,12 +13,19 @@ from outrider.core.errors import ConfigError, LossyNotAllowedError, UnknownNameE
 LOSSY_RULES = frozenset({"typical"})
 
 AUTO = ("suffix", "recycle")
-"""What ``auto`` drafts with: nothing to train or to download, and the planner shortens what does not pay."""
+"""What ``auto`` drafts with for any target: nothing to train or download, and the planner cuts what does not pay."""
+
+LEARNED = ("eagle3", "mtp", "eagle", "medusa")
+"""Drafters that are trained for a target, best first: ``auto`` drafts with one as well, where one is there."""
+
+_OTHER_NAMES = {"deepseek_mtp": "mtp", "mimo_mtp": "mtp"}
+"""vLLM's names of methods, where they mean the same as one of ours."""
 
 
-def _option(default: Any, text: str, *, method: str | None = None, rule: str | None = None) -> Any:
-    """A field with its help. method, rule: the only drafter, or acceptance rule, that reads it."""
-    return field(default=default, metadata={"help": text, "method": method, "rule": rule})
+def _option(default: Any, text: str, *, method: str | tuple[str, ...] = (), rule: str | None = None) -> Any:
+    """A field with its help. method, rule: the only drafter or drafters, or acceptance rule, that read it."""
+    methods = (method,) if isinstance(method, str) else method
+    return field(default=default, metadata={"help": text, "methods": methods, "rule": rule})
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,10 @@ class SpeculativeConfig:
 
     method: str = _option("auto", "drafter: auto, none, ngram, suffix, recycle, draft_model, or several joined by +")
     model: str | None = _option(
-        None, "model of the drafter (draft_model): an alias, a path or a hub id", method="draft_model"
+        None,
+        "model of the drafter: for draft_model an alias, a path or a hub id; for eagle, eagle3, mtp, medusa and auto a "
+        "drafter trained for the target, by path or hub id (default: the one that is shipped with it)",
+        method=("draft_model", *LEARNED),
     )
     num_speculative_tokens: int | None = _option(None, "draft nodes verified per round at most; default: per method")
     max_draft_depth: int | None = _option(None, "longest drafted path; default: num_speculative_tokens")
@@ -96,15 +106,17 @@ class SpeculativeConfig:
             raise ConfigError(f"method {self.method!r} joins 'none' with a drafter; drop one of them")
         for option in fields(self):
             if getattr(self, option.name) != option.default:
-                self._check_is_read(option.name, option.metadata["method"], option.metadata["rule"])
+                self._check_is_read(option.name, option.metadata["methods"], option.metadata["rule"])
         if self.acceptance == "block" and (self.tree_width or 1) > 1:
             raise ConfigError(f"acceptance 'block' judges chains; tree_width={self.tree_width} must be 1, or left out")
 
-    def _check_is_read(self, name: str, method: str | None, rule: str | None) -> None:
+    def _check_is_read(self, name: str, methods: tuple[str, ...], rule: str | None) -> None:
         """Raise ConfigError for an option that is set and that nothing would read."""
-        used = {part for member in self.members for part in (AUTO if member == "auto" else (member,))}
-        if method is not None and method not in used:
-            raise ConfigError(f"{name} is for method {method!r}; method {self.method!r} would ignore it")
+        auto = (*AUTO, *LEARNED)
+        used = {part for member in self.members for part in (auto if member == "auto" else (member,))}
+        if methods and used.isdisjoint(methods):
+            names = " or ".join(repr(method) for method in methods)
+            raise ConfigError(f"{name} is for method {names}; method {self.method!r} would ignore it")
         if rule is not None and rule != self.acceptance:
             raise ConfigError(f"{name} is for acceptance {rule!r}; {self.acceptance!r} would ignore it")
         if self.members == ("none",) and name in ("num_speculative_tokens", "max_draft_depth", "tree_width"):
@@ -112,7 +124,7 @@ class SpeculativeConfig:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The drafters that ``method`` joins by ``+``."""
+        """The drafters that ``method`` joins by ``+``, by our own names."""
         return _members(self.method)
 
     @classmethod
@@ -185,7 +197,8 @@ class SpeculativeOverride:
 
 
 def _members(method: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in method.split("+"))
+    parts = (part.strip() for part in method.split("+"))
+    return tuple(_OTHER_NAMES.get(part, part) for part in parts)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider.core.config import AUTO
+from outrider.core.config import AUTO, LEARNED
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.core.registry import Registry
 
@@ -41,13 +41,18 @@ def assemble(
     """The drafter that ``members`` name, a cascade if there are several. ``context.config.method`` plays no part.
 
     made: drafters that exist already, by name, which are used again; those built now are added. load_models: False to
-    raise ConfigError for a drafter that would have to load a model first. Raises UnknownNameError for an unknown name.
+    raise ConfigError for a drafter that would have to load a model first. ``auto`` then makes do with what is made.
+    Raises UnknownNameError for an unknown name.
     """
     from outrider.drafters.cascade import Cascade
 
     names: list[str] = []
     for member in members:
-        names.extend(AUTO if member == "auto" else [check_method(member)])
+        if member == "auto":
+            names.extend(AUTO)
+            names.extend(_learned(context) if load_models else [name for name in LEARNED if name in made][:1])
+        else:
+            names.append(check_method(member))
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in made:
@@ -59,6 +64,14 @@ def assemble(
             made[name] = DRAFTERS.get(name)(context)  # type: ignore[call-arg]
     drafters = [made[name] for name in names]
     return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
+
+
+def _learned(context: DrafterContext) -> Sequence[str]:
+    """The learned drafter that is part of ``auto``, if one is there."""
+    from outrider.drafters.heads import best_head
+
+    best = best_head(context)
+    return [] if best is None else [best]
 
 
 def check_method(name: str) -> str:

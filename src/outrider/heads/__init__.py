@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 LAYOUTS: Registry[type[Layout]] = Registry(
     "head layout",
     {
+        "speculators": "outrider.heads.speculators:SpeculatorsLayout",
+        "medusa": "outrider.heads.medusa:MedusaLayout",
+        "medusa-lm-head": "outrider.heads.medusa:LmHeadLayout",
         "eagle3": "outrider.heads.eagle3:Eagle3Layout",
+        "eagle": "outrider.heads.eagle:EagleLayout",
+        "eagle-sglang": "outrider.heads.eagle:SGLangEagleLayout",
+        "mtp": "outrider.heads.mtp:MtpLayout",
+        "mtp-mimo": "outrider.heads.mtp:MimoLayout",
     },
 )
 """In the order in which they are tried on a checkpoint."""

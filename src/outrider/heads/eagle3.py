@@ -15,7 +15,7 @@ from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import MASK, OFFSETS, ascending, read_offsets, written_offsets
 from outrider.heads.head import FEATURES, OUTPUT, Head
 from outrider.heads.names import public_tensors, read_tensors
-from outrider.heads.values import own_value, read_config, written
+from outrider.heads.values import model_of, own_value, read_config, written
 from outrider.models.config import Fusion
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Eagle3Layout(Layout):
         return read_eagle3(checkpoint, checkpoint.values, target)
 
     def write(self, head: Head) -> Files:
-        config = config_of(head)
+        config = model_of(head, kind="attend", first_norm=False, final_norm=True)
         values = {**written(head, config), "architectures": ["LlamaForCausalLMEagle3"], **fusion_values(head)}
         if head.feature_layers != usual_layers(head.num_layers):
             # SGLang has its own key for the same layers, and counts the block whose output they are.
@@ -77,10 +77,11 @@ class Eagle3Layout(Layout):
 def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: ModelConfig) -> Head:
     """A head whose configuration is ``values``, whatever the file has besides."""
     where = str(checkpoint.path)
-    if values.get("norm_before_residual"):
-        raise UnsupportedModelError(
-            f"{where}: norm_before_residual=true, a variant of EAGLE-3 whose residual is normed, is not supported"
-        )
+    for key in ("norm_before_residual", "norm_before_fc"):
+        if values.get(key):
+            raise UnsupportedModelError(
+                f"{where}: {key}=true, a variant of EAGLE-3 with another norm, is not supported"
+            )
     prefix = "model." if "model.fc.weight" in checkpoint else ""
     table = tuple((prefix + public, canonical) for public, canonical in TABLE)
     tensors = read_tensors(checkpoint, table, without=(OFFSETS, MASK, *_NOT_HERS))
@@ -111,13 +112,6 @@ def fusion_values(head: Head) -> dict[str, Any]:
     if head.feature_layers != usual_layers(head.num_layers):
         values[_FROM_LAYERS] = list(head.feature_layers)
     return values
-
-
-def config_of(head: Head) -> ModelConfig:
-    """The head's model. Raises HeadMismatchError if it is not one that joins several layers, as EAGLE-3 does."""
-    if head.config is None or FEATURES not in head.tensors:
-        raise HeadMismatchError(f"{head.source or head.method}: an eagle3 drafter needs a model and {FEATURES!r}")
-    return head.config
 
 
 def _feature_layers(

@@ -60,7 +60,7 @@ class Head:
         ):
             if own != wanted:
                 raise HeadMismatchError(
-                    f"{self.source or self.method}: made for a target with {what} {own}, but {name} has {wanted}; "
+                    f"{self.label}: made for a target with {what} {own}, but {name} has {wanted}; "
                     "name a drafter that was trained for it, or train one with 'outrider train'"
                 )
 
@@ -71,26 +71,29 @@ class Head:
             wanted[FEATURES] = (self.config.hidden_size, len(self.feature_layers) * self.hidden_size)
         for name, tensor in self.tensors.items():
             if name not in wanted:
-                raise HeadMismatchError(f"{self.source or self.method}: tensor {name!r} has no place in {self.method}")
+                raise HeadMismatchError(f"{self.label}: tensor {name!r} has no place in {self.method}")
             if tuple(tensor.shape) != wanted[name]:
                 raise HeadMismatchError(
-                    f"{self.source or self.method}: tensor {name!r} has shape {tuple(tensor.shape)}; "
-                    f"{wanted[name]} is expected"
+                    f"{self.label}: tensor {name!r} has shape {tuple(tensor.shape)}; {wanted[name]} is expected"
                 )
         for name in wanted:
             if name not in self.tensors and name not in (EMBEDDING, OUTPUT) and not name.endswith(".output.weight"):
-                raise HeadMismatchError(f"{self.source or self.method}: the tensor {name!r} is missing")
+                raise HeadMismatchError(f"{self.label}: the tensor {name!r} is missing")
             if name not in self.tensors and name in (EMBEDDING, OUTPUT) and wanted[name][1] != self.hidden_size:
                 raise HeadMismatchError(
-                    f"{self.source or self.method}: the tensor {name!r} is missing, and the target's is "
+                    f"{self.label}: the tensor {name!r} is missing, and the target's is "
                     f"{self.hidden_size} wide instead of {wanted[name][1]}"
                 )
         for layer in self.feature_layers:
             if not 0 <= layer <= self.num_layers:
                 raise HeadMismatchError(
-                    f"{self.source or self.method}: reads the target's hidden state {layer}, but it has "
-                    f"{self.num_layers} layers"
+                    f"{self.label}: reads the target's hidden state {layer}, but it has {self.num_layers} layers"
                 )
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.source or self.method
 
     @property
     def num_heads(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import HeadMismatchError, ModelFileError
+from outrider.core.errors import HeadMismatchError, ModelFileError, ModelNotFoundError
 from outrider.heads import LAYOUTS
 from outrider.heads.checkpoint import Checkpoint
 
@@ -13,6 +14,29 @@ if TYPE_CHECKING:
     from outrider.heads.base import Layout
     from outrider.heads.head import Head
     from outrider.models.config import ModelConfig
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_WANTED = ("*.json", "*.safetensors", "*.bin", "*.pt")
+"""Files of a repository: pickles too, since many public heads are nothing else, and they are read as tensors alone."""
+
+
+def locate_head(name: str) -> Path:
+    """The folder or file that ``name`` stands for: a path, or a hub id ``org/name``, which is fetched if need be.
+
+    Raises ModelNotFoundError.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if _HUB_ID.fullmatch(name) is None:
+        raise ModelNotFoundError(
+            f"{name}: there is no such file or folder, and it is no hub id (org/name) either; a model that is to draft "
+            "by itself is named with method 'draft_model'"
+        )
+    from outrider.models.hub import snapshot
+
+    return snapshot(name, patterns=_WANTED)
 
 
 def load_head(path: str | Path, target: ModelConfig, name: str) -> Head:

@@ -25,12 +25,17 @@ def exchange(name: str, pairs: Table) -> str:
     return name
 
 
-def read_tensors(checkpoint: Checkpoint, table: Table, *, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """All float tensors of a checkpoint by canonical name, but for those of the public names ``without``."""
+def read_tensors(
+    checkpoint: Checkpoint, table: Table, *, prefix: str = "", without: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint by canonical name.
+
+    prefix: only those whose public name begins with it; the table is for what follows. without: public names to leave.
+    """
     return {
-        exchange(name, table): checkpoint.tensor(name)
+        exchange(name.removeprefix(prefix), table): checkpoint.tensor(name)
         for name in checkpoint.names
-        if name not in without and not name.endswith(_BUFFERS)
+        if name.startswith(prefix) and name not in without and not name.endswith(_BUFFERS)
     }
 
 

@@ -19,6 +19,15 @@ OWN = "outrider"
 _BLOCK = "model.layers.0."
 
 
+def model_of(head: Head, *, kind: str, first_norm: bool, final_norm: bool) -> ModelConfig:
+    """The model that a head runs. Raises HeadMismatchError unless it is built as its method's layouts say."""
+    config = head.config
+    built = config is not None and config.fusion is not None and config.fusion.kind == kind
+    if config is None or not built or (config.first_norm, config.final_norm) != (first_norm, final_norm):
+        raise HeadMismatchError(f"{head.label}: its model is not that of {head.method} drafters")
+    return config
+
+
 def read_config(
     values: Mapping[str, Any],
     names: Collection[str],
@@ -52,7 +61,7 @@ def written(head: Head, config: ModelConfig) -> dict[str, Any]:
     """Keys of a config.json in the form of transformers' LlamaConfig, and `OWN`."""
     if config.sliding_window is not None or config.no_rope_layers:
         raise HeadMismatchError(
-            f"{head.source or head.method}: a drafter with a sliding window, or with layers without rotary embedding, "
+            f"{head.label}: a drafter with a sliding window, or with layers without rotary embedding, "
             "cannot be written in this layout"
         )
     biased = config.qkv_bias or config.o_bias

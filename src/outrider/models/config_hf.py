@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.core.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from outrider.models.config import ModelConfig, RopeScaling
-from outrider.models.families import FAMILIES, Family, no_rope_layers
+from outrider.models.families import FAMILIES, SAME_BLOCKS, Family, no_rope_layers
 
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _MUST_BE: Mapping[str, tuple[Any, ...]] = {
@@ -45,13 +45,14 @@ def config_from_folder(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     values = read_json(path)
     name = str(values.get("model_type"))
-    if name not in FAMILIES:
+    family = SAME_BLOCKS.get(name, name)
+    if family not in FAMILIES:
         raise UnsupportedModelError(
-            f"{path}: model type {name!r} is not supported; supported are {', '.join(FAMILIES)}"
+            f"{path}: model type {name!r} is not supported; supported are {', '.join((*FAMILIES, *SAME_BLOCKS))}"
         )
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    return config_from_values(values, name, str(path), generation.get("eos_token_id"))
+    return config_from_values(values, family, str(path), generation.get("eos_token_id"))
 
 
 def config_from_values(values: dict[str, Any], family: str, where: str, more_ends: Any = None) -> ModelConfig:

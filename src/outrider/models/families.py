@@ -81,6 +81,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 """By ``model_type`` of config.json."""
 
+SAME_BLOCKS: Mapping[str, str] = {"mimo": "qwen2"}
+"""Model types that have another family's blocks. What they add, a module that predicts more tokens, is a drafter's."""
+
 
 GGUF_FAMILIES: Mapping[str, str] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3"}
 """Family by architecture of a GGUF file. A Mistral model calls itself llama there; only its window tells them apart."""

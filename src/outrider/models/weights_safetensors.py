@@ -26,9 +26,12 @@ class SafetensorsWeights(Weights):
         self._files: dict[str, Any] = {}
         self._places: dict[str, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
+        prediction = _prediction_modules(folder, config)
         for file in weight_files(folder):
             handle = self._files[file] = _open(folder / file)
             for name in handle.keys():  # noqa: SIM118  (a handle is not iterable)
+                if name.startswith(prediction):
+                    continue
                 if name.endswith(".rotary_emb.inv_freq"):  # buffers that old checkpoints saved; the config says as much
                     continue
                 if name == "lm_head.weight" and config.tie_embeddings:
@@ -64,6 +67,16 @@ class SafetensorsWeights(Weights):
         tensor = self._load(name).contiguous()
         kind = self._files[self._places[name]].get_slice(name).get_dtype()
         return RawTensor(kind, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _prediction_modules(folder: Path, config: ModelConfig) -> tuple[str, ...]:
+    """Beginnings of the names of multi-token prediction modules, which are a drafter's (`outrider.heads.mtp`)."""
+    path = folder / "config.json"
+    count = read_json(path).get("num_nextn_predict_layers") if path.exists() else None
+    if not isinstance(count, int):
+        return ()
+    behind = range(config.num_layers, config.num_layers + count)
+    return ("model.mtp_layers.", *(f"model.layers.{layer}." for layer in behind))
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -32,6 +32,23 @@ def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(record["fetched"] is False and record["path"] is None for record in records)
 
 
+def test_the_list_names_the_drafters_that_are_shipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for method in ("medusa", "eagle3"):
+        (tmp_path / "heads" / "smollm2-135m" / method).mkdir(parents=True)
+        (tmp_path / "heads" / "smollm2-135m" / method / "config.json").write_text("{}")
+    monkeypatch.setattr("outrider.heads.shipped.SHIPPED", tmp_path / "heads")
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("smollm2-135m ")]
+    assert "eagle3, medusa" in line
+    assert main(["models", "--json"]) == 0
+    records = {record["name"]: record["drafters"] for record in json.loads(capsys.readouterr().out)}
+    assert records["smollm2-135m"] == ["eagle3", "medusa"]
+    assert records["qwen2.5-coder-0.5b"] == []
+
+
 def test_fetch_prints_the_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("outrider.models.fetch.fetch", lambda alias, progress: Path("there", alias.file))
     assert main(["models", "fetch", "smollm2-135m"]) == 0

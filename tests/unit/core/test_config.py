@@ -44,6 +44,26 @@ def test_contradictions_are_refused() -> None:
         SpeculativeConfig(method="ngram", model="m")
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "medusa", "suffix+eagle3", "auto", "auto+ngram"])
+def test_a_trained_drafter_may_be_named_or_left_to_be_found(method: str) -> None:
+    assert SpeculativeConfig(method=method).model is None
+    assert SpeculativeConfig(method=method, model="org/drafter").model == "org/drafter"
+
+
+def test_a_model_that_nothing_would_read_is_refused() -> None:
+    for method in ("ngram", "suffix+recycle", "none"):
+        with pytest.raises(ConfigError, match=r"model is for method 'draft_model' or .*'eagle3'.* would ignore it"):
+            SpeculativeConfig(method=method, model="m")
+
+
+def test_vllms_names_of_a_method() -> None:
+    assert SpeculativeConfig(method="deepseek_mtp").members == ("mtp",)
+    assert SpeculativeConfig(method="suffix+mimo_mtp", model="m").members == ("suffix", "mtp")
+    assert SpeculativeOverride("mimo_mtp").members == ("mtp",)
+    with pytest.raises(ConfigError, match="names a drafter twice"):
+        SpeculativeOverride("mtp+deepseek_mtp")
+
+
 def test_lossy_output_needs_consent() -> None:
     with pytest.raises(LossyNotAllowedError, match="allow_lossy"):
         SpeculativeConfig(acceptance="typical")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from outrider.models.config import ModelConfig
 
@@ -55,3 +55,7 @@ def write(
 def config_values(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return values
+
+
+def tensors_of(folder: Path, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
+    return load_file(folder / file)

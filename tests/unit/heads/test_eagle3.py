@@ -12,6 +12,7 @@ import torch
 from outrider.core.errors import HeadMismatchError, ModelFileError, UnsupportedModelError
 from outrider.heads.load import head_method, load_head
 from outrider.heads.save import save_head
+from outrider.models.config import Fusion, RopeScaling
 from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
 from tests.unit.heads.checkpoints import block, config_values, normal, ones, write
 
@@ -26,14 +27,31 @@ H = TARGET.hidden_size
         {"own_embedding": True, "dtype": torch.bfloat16},
         {"num_layers": 2, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": True},
         {"intermediate_size": 80, "num_heads": 8, "num_kv_heads": 1, "max_position": 512},
+        {"rope_scaling": RopeScaling("linear", 4.0)},
+        {"rope_scaling": RopeScaling("llama3", 8.0, original_max_position=64), "rope_theta": 5e5},
+        {"rope_scaling": RopeScaling("yarn", 4.0, original_max_position=128, attention_factor=1.2)},
     ],
-    ids=["shared-output", "reduced", "own-embedding-bf16", "two-layers-biases", "another-shape"],
+    ids=["shared-output", "reduced", "own-embedding", "biases", "another-shape", "linear", "llama3", "yarn"],
 )
 def test_what_is_saved_is_read_back(changes: dict[str, Any], tmp_path: Path) -> None:
     head = random_head("eagle3", **changes)
     save_head(head, tmp_path)
     assert head_method(tmp_path) == "eagle3"
     assert_same_head(load_head(tmp_path, TARGET, "target"), head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rope_scaling": RopeScaling("factors", 1.0, factors=(1.0,) * 4)}, "given one by one"),
+        ({"sliding_window": 64}, "with a sliding window"),
+        ({"first_norm": True, "fusion": Fusion("project")}, "not that of eagle3 drafters"),
+    ],
+)
+def test_what_no_key_says_is_not_written(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    head = random_head("eagle3", **changes)
+    with pytest.raises(HeadMismatchError, match=says):
+        save_head(head, tmp_path)
 
 
 def test_layers_of_its_own_choice_are_written_for_both_ways_of_counting(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""What lies at a path, and what is said when it is no head."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.core.errors import HeadMismatchError, ModelFileError, ModelNotFoundError, UnknownNameError
+from outrider.heads import LAYOUTS
+from outrider.heads.base import Layout
+from outrider.heads.load import head_method, load_head
+from outrider.heads.save import save_head
+from tests.support.heads import TARGET, assert_same_head, random_head
+from tests.unit.heads.checkpoints import normal, write
+
+
+def test_every_layout_is_one() -> None:
+    for name in LAYOUTS.names():
+        layout = LAYOUTS.get(name)()
+        assert isinstance(layout, Layout)
+        assert set(layout.methods) <= {"eagle", "eagle3", "medusa", "mtp"}
+    for method in ("eagle", "eagle3", "medusa", "mtp"):
+        assert method in LAYOUTS.get(method).methods, "save_head writes the layout that has the method's name"
+
+
+class _Runs:
+    """A pickle of it would run a command."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch ran",)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"0.0.linear.weight": normal(2, 2), "more": _Runs()}, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "plain.bin").write_bytes(pickle.dumps(_Runs(), protocol=2))
+    for name in ("medusa_lm_head.pt", "plain.bin"):
+        with pytest.raises(ModelFileError, match="holds more than tensors"):
+            head_method(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    save_head(random_head("eagle3"), whole)
+    data = (whole / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[:-10])
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    torch.save({"a": normal(100, 100)}, tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:1000])
+    for name in ("cut.safetensors", "empty.safetensors", "cut.pt"):
+        with pytest.raises(ModelFileError, match=rf"{name}: not a complete .*get it again") as refused:
+            head_method(tmp_path / name)
+        assert "\n" not in str(refused.value)
+    torch.save([normal(2)], tmp_path / "list.pt")
+    with pytest.raises(ModelFileError, match="not a table of tensors"):
+        head_method(tmp_path / "list.pt")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no such file or folder"):
+        head_method(tmp_path / "missing")
+    with pytest.raises(ModelNotFoundError, match="no drafter here"):
+        head_method(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ModelFileError, match=r"a drafter's tensors lie in \.safetensors"):
+        head_method(tmp_path / "notes.txt")
+    for name in ("a.safetensors", "b.safetensors"):
+        write(tmp_path, None, {"x": normal(2)}, name)
+    with pytest.raises(ModelNotFoundError, match=r"several files of tensors \(a.safetensors, b.safetensors\)"):
+        head_method(tmp_path)
+
+
+def test_something_else_is_named_with_its_tensors(tmp_path: Path) -> None:
+    write(tmp_path, {"model_type": "llama"}, {"model.layers.0.mlp.up_proj.weight": normal(2, 2)})
+    with pytest.raises(ModelFileError, match=r"not a drafter in a layout that is known \(.*model.layers.0.mlp.up_proj"):
+        head_method(tmp_path)
+    write(tmp_path, {"model_type": "llama"}, {"midlayer.self_attn.q_proj.qweight": normal(2, 2)})
+    with pytest.raises(HeadMismatchError, match="quantised drafter"):
+        head_method(tmp_path)
+
+
+def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
+    head = random_head("eagle3")
+    save_head(head, tmp_path)
+    tensors = write_shards(tmp_path)
+    assert_same_head(load_head(tmp_path, TARGET, "target"), head)
+    (tmp_path / tensors[1]).unlink()
+    with pytest.raises(ModelNotFoundError, match=r"missing, but named in model\.safetensors\.index\.json"):
+        load_head(tmp_path, TARGET, "target")
+
+
+def write_shards(folder: Path) -> list[str]:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = ["model-1.safetensors", "model-2.safetensors"]
+    places = {name: files[number % 2] for number, name in enumerate(tensors)}
+    for file in files:
+        save_file({name: tensors[name] for name in tensors if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return files
+
+
+def test_an_unknown_layout_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'eagle3'"):
+        save_head(random_head("eagle3"), tmp_path, "egle3")
+
+
+def test_nothing_is_left_behind_but_the_two_files(tmp_path: Path) -> None:
+    save_head(random_head("mtp"), tmp_path / "a" / "b")
+    save_head(random_head("mtp", seed=1), tmp_path / "a" / "b")
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["config.json", "model.safetensors"]
+    assert_same_head(load_head(str(tmp_path / "a" / "b"), TARGET, "target"), random_head("mtp", seed=1))

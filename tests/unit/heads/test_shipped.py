@@ -1,0 +1,92 @@
+"""Heads that come with the package, or within a target's checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.core.config import LEARNED
+from outrider.heads import shipped
+from outrider.heads.head import METHODS
+from outrider.heads.load import load_head
+from outrider.heads.save import save_head
+from outrider.heads.shipped import heads_at_hand, shipped_head, shipped_methods
+from outrider.models.aliases import ALIASES
+from outrider.models.loader import Model
+from outrider.models.weights import TensorWeights
+from tests.support.heads import TARGET, random_head
+from tests.unit.heads.checkpoints import write
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "shipped")
+    for method in ("medusa", "eagle3"):
+        save_head(random_head(method), tmp_path / "shipped" / "small" / method)
+    (tmp_path / "shipped" / "small" / "mtp").mkdir()  # nothing in it
+    return tmp_path / "shipped"
+
+
+def _model(name: str, source: Path | None = None) -> Model:
+    return Model(name, TARGET, TensorWeights({}), source=source)
+
+
+def test_the_best_comes_first(folder: Path) -> None:
+    assert set(LEARNED) == set(METHODS)
+    assert shipped_methods("small") == ("eagle3", "medusa")
+    assert shipped_head("small", "medusa") == folder / "small" / "medusa"
+    assert heads_at_hand(_model("small")) == {method: folder / "small" / method for method in ("eagle3", "medusa")}
+
+
+@pytest.mark.parametrize("name", ["large", "", "..", "../shipped/small", "small/eagle3", "."])
+def test_other_targets_have_none(name: str, folder: Path) -> None:
+    assert shipped_methods(name) == ()
+    assert shipped_head(name, "eagle3") is None
+    assert heads_at_hand(_model(name)) == {}
+
+
+def test_a_package_without_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "none")
+    assert shipped_methods("small") == ()
+
+
+def test_a_module_in_the_targets_own_checkpoint(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "target"
+    save_head(random_head("mtp"), own)
+    assert heads_at_hand(_model("small", own)) == {
+        "eagle3": folder / "small" / "eagle3",
+        "mtp": own,
+        "medusa": folder / "small" / "medusa",
+    }
+    values = json.loads((own / "config.json").read_text())
+    tensors = {"model.embed_tokens.weight": random_head("mtp", own_embedding=True).tensors["model.embed_tokens.weight"]}
+    write(own, values, tensors)  # promised, but left out, as conversions do
+    assert list(heads_at_hand(_model("large", own))) == []
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_what_is_really_shipped_loads_and_is_small(alias: str) -> None:
+    """Sizes as promised: 16 MB a head for the embedded model, 60 MB for any other."""
+    for method in shipped_methods(alias):
+        path = shipped_head(alias, method)
+        assert path is not None
+        assert sum(file.stat().st_size for file in path.iterdir()) <= (16e6 if alias == "smollm2-135m" else 60e6)
+        values = json.loads((path / "config.json").read_text())["outrider"]
+        assert values["method"] == method
+        target = _shape(values)
+        head = load_head(path, target.config, alias)
+        assert head.method == method
+
+
+def _shape(values: dict[str, int]) -> Model:
+    from dataclasses import replace
+
+    config = replace(
+        TARGET,
+        hidden_size=values["target_hidden_size"],
+        num_layers=values["target_num_layers"],
+        vocab_size=values["target_vocab_size"],
+    )
+    return Model("target", config, TensorWeights({}))
