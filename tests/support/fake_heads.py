@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from outrider.core.config import LEARNED
+from outrider.drafters import DRAFTERS, assemble
+from outrider.drafters.base import Drafter, DrafterContext
 from outrider.executors.base import ForwardOutput, Segment, check_features
 from outrider.heads.head import FEATURES, Head
 from outrider.models.config import Fusion, ModelConfig
 from outrider.models.loader import Model
-from outrider.models.weights import TensorWeights
 from tests.support.fake_executor import FakeExecutor
-from tests.support.fakes import VOCAB, OpenFake, WordTokenizer, fake_config, random_logits
+from tests.support.fakes import VOCAB, OpenFake, fake_config, random_logits
 
-LAYERS = 4
+LAYERS = fake_config().num_layers
+HEADS = 3
 EAGLE3_LAYERS = (1, 2, 4)
 DRAFT_IDS = torch.tensor([token for token in range(VOCAB) if token % 7 != 5])
 
@@ -127,12 +130,6 @@ class OpenFakeHeads(OpenFake):
         return ids, values - logits.logsumexp(-1, keepdim=True)
 
 
-def fake_target(name: str = "target") -> Model:
-    """The fake model with layers to read from, and a final norm that tells how strong it is."""
-    weights = TensorWeights({"model.norm.weight": torch.full((8,), 0.7)})
-    return Model(name, fake_config(num_layers=LAYERS), weights, WordTokenizer())  # type: ignore[arg-type]
-
-
 def drafted_logits(history: Sequence[int]) -> torch.Tensor:
     """Logits of a target that never says a token outside DRAFT_IDS."""
     logits = torch.full((VOCAB,), -40.0)
@@ -141,7 +138,9 @@ def drafted_logits(history: Sequence[int]) -> torch.Tensor:
 
 
 def fake_head(method: str, max_position: int = 512) -> Head:
-    """A head for `fake_target`, whose matrices are never looked at but for the one that joins layers."""
+    """A head for `fake_model`. But for Medusa's, its matrices are never looked at, except the one that joins layers."""
+    if method == "medusa":
+        return counting_head()
     shape = {"num_layers": 1, "tie_embeddings": False, "first_norm": False, "max_position": max_position}
     sizes = {"method": method, "hidden_size": 8, "num_layers": LAYERS, "vocab_size": VOCAB}
     if method == "eagle3":
@@ -153,3 +152,29 @@ def fake_head(method: str, max_position: int = 512) -> Head:
         return Head(**sizes, feature_layers=EAGLE3_LAYERS, tensors=tensors, draft_ids=DRAFT_IDS, config=config)
     config = fake_config(**shape, fusion=Fusion("project", norms=method == "mtp", bias=method == "eagle"))
     return Head(**sizes, feature_layers=(LAYERS,), tensors={}, normed=True, config=config)
+
+
+def counting_logits(history: Sequence[int]) -> torch.Tensor:
+    """A target that counts: each token is followed by the next one, with others near it."""
+    distance = (torch.arange(VOCAB) - history[-1] - 1) % VOCAB
+    return -2.0 * torch.minimum(distance, VOCAB - distance).float()
+
+
+def counting_head(shift: int = 0) -> Head:
+    """Heads that know how `counting_logits` goes on from a state; with ``shift``, from one that many tokens later."""
+    tensors: dict[str, torch.Tensor] = {}
+    for k in range(HEADS):
+        tensors[f"heads.{k}.blocks.0.weight"] = torch.zeros(8, 8)
+        tensors[f"heads.{k}.blocks.0.bias"] = torch.zeros(8)
+        angles = 2 * math.pi * (torch.arange(VOCAB) - 2 - k + shift) / VOCAB
+        output = torch.zeros(VOCAB, 8)
+        output[:, 0], output[:, 1] = 20 * torch.cos(angles), 20 * torch.sin(angles)
+        tensors[f"heads.{k}.output.weight"] = output
+    return Head("medusa", 8, LAYERS, VOCAB, (LAYERS,), tensors, normed=True)
+
+
+def build_with_heads(context: DrafterContext) -> Drafter:
+    """`drafters.build`, with the fake heads for learned members."""
+    learned = [name for name in LEARNED if name in context.config.members]
+    made: dict[str, Drafter] = {name: DRAFTERS.get(name)(context, fake_head(name)) for name in learned}  # type: ignore[call-arg]
+    return assemble(context.config.members, context, made)

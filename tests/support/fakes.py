@@ -67,7 +67,7 @@ def fake_config(**changes: object) -> ModelConfig:
         "family": "llama",
         "vocab_size": VOCAB,
         "hidden_size": 8,
-        "num_layers": 1,
+        "num_layers": 4,
         "num_heads": 1,
         "num_kv_heads": 1,
         "head_dim": 8,
@@ -82,7 +82,8 @@ def fake_config(**changes: object) -> ModelConfig:
 
 
 def fake_model(name: str = "fake", *, tokenizer: bool = True, **changes: object) -> Model:
-    return Model(name, fake_config(**changes), TensorWeights({}), WordTokenizer() if tokenizer else None)  # type: ignore[arg-type]
+    weights = TensorWeights({"model.norm.weight": torch.full((8,), 0.7)})
+    return Model(name, fake_config(**changes), weights, WordTokenizer() if tokenizer else None)  # type: ignore[arg-type]
 
 
 def random_logits(history: Sequence[int], seed: int = 0, scale: float = 2.5) -> torch.Tensor:

@@ -142,7 +142,7 @@ class FeatureRuns:
             rows, start = rows[run.known - start :], run.known
         if not rows:
             return
-        most = self._executor.max_context // 2
+        most = max(1, self._executor.max_context // 2)
         if run is None or run.known != start or self.room(run) - len(rows) < min(_ROOM, most):
             rows, start = rows[-most:], start + max(0, len(rows) - most)
             run = self._begin(view, start)

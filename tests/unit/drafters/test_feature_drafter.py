@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+import scipy.stats
 import torch
 
+from outrider.acceptance import RULES
+from outrider.acceptance.base import AcceptanceRule, Candidate, Verdict
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.noise import Stream
 from outrider.core.sampling import SamplingParams
@@ -17,13 +21,14 @@ from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter
 from outrider.drafters.feature_drafter import FeatureDrafter
+from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.outputs import SpeculationStats
 from outrider.engine.request import Request
-from tests.support.fake_heads import DRAFT_IDS, OpenFakeHeads, drafted_logits, fake_head, fake_target, hidden
-from tests.support.fakes import EOS, VOCAB, FakeExecutor, make_engine, random_logits, run
+from tests.support.fake_heads import DRAFT_IDS, OpenFakeHeads, drafted_logits, fake_head, hidden
+from tests.support.fakes import EOS, VOCAB, FakeExecutor, fake_model, make_engine, random_logits, run
 from tests.unit.drafters.simulation import Simulation, make_view
 
 DRAFTERS: dict[str, type[FeatureDrafter]] = {"eagle": EagleDrafter, "eagle3": Eagle3Drafter, "mtp": MtpDrafter}
@@ -41,7 +46,7 @@ PROMPTS = [[5, 9, 5, 9, 5, 9, 5], [8] * 40, [3, 4, 5, 6, 7, 3, 4, 5], [20], list
 
 def make(method: str, opener: OpenFakeHeads | None = None, max_position: int = 512, **config: object) -> FeatureDrafter:
     config = {"adaptive": False, **config}
-    context = DrafterContext(SpeculativeConfig(**config), fake_target(), opener or OpenFakeHeads())  # type: ignore[arg-type]
+    context = DrafterContext(SpeculativeConfig(**config), fake_model(), opener or OpenFakeHeads())  # type: ignore[arg-type]
     return DRAFTERS[method](context, fake_head(method, max_position))
 
 
@@ -56,7 +61,7 @@ def engine_for(
         config=config,
         executor=FakeExecutor(logits, hidden=hidden, kv_tokens=kv_tokens, page_size=page_size),  # type: ignore[arg-type]
         engine_config=EngineConfig(prefill_chunk=16, **options),  # type: ignore[arg-type]
-        model=fake_target(),
+        model=fake_model(),
     )
 
 
@@ -92,7 +97,7 @@ class TestAlignment:
     def test_rejected_rows_and_branches_do_not_shift_it(self) -> None:
         """Next to a drafter of guesses, in trees: what is accepted lies anywhere among the rows."""
         config = SpeculativeConfig(method="suffix", num_speculative_tokens=12)
-        context = DrafterContext(config, fake_target(), OpenFakeHeads())
+        context = DrafterContext(config, fake_model(), OpenFakeHeads())
         head = make("eagle3", OpenFakeHeads(logits=drafted_logits), tree_width=3, max_draft_depth=3)
         requests = play(engine_for(Cascade([SuffixDrafter(context), head]), config={"num_speculative_tokens": 12}))
         total = SpeculationStats.total(request.statistics for request in requests)
@@ -330,6 +335,54 @@ class TestTrees:
         assert max(drafted([1, 6, 6], Budget(60, 60), scale=4).depths()) == 7
         assert max(drafted([1, 6, 6], Budget(60, 60), scale=4, max_draft_depth=10).depths()) == 10
         assert len(drafted([1, 6, 6], Budget(12, 12), tree_width=1)) == 12
+
+
+class TestDistribution:
+    """Heads and rules together leave the target's distribution as it is. Seeds are fixed, as is the bound: a false
+    alarm has a chance of 1e-6 when a seed is changed.
+    """
+
+    @pytest.mark.parametrize(("rule", "width"), [("rejection", 1), ("rejection", 3), ("block", 1), ("coupled", None)])
+    @pytest.mark.parametrize("method", ["eagle3", "medusa"])
+    def test_two_tokens_follow_the_target(self, method: str, rule: str, width: int | None) -> None:
+        """The head has no column for every seventh token, which the target says like any other."""
+        acceptance = RULES.get(rule)(None)
+        context = DrafterContext(SpeculativeConfig(adaptive=False, tree_width=width), fake_model(), OpenFakeHeads(1.0))
+        kind = MedusaDrafter if method == "medusa" else Eagle3Drafter
+        drafter: Drafter = kind(context, fake_head(method))
+        outcomes: Counter[tuple[int, int]] = Counter()
+        for seed in range(800):
+            view = make_view([1, 5, 6], seed, temperature=1.0, top_k=4)
+            simulation = Simulation(drafter, view)
+            drafter.observe([simulation.settle(DraftTree(), Verdict((), 12))])
+            while len(view.tokens) < 6:
+                view.noise_stream = acceptance.draft_stream(view.sampling.position)
+                tree = simulation.draft(Budget(6, 3))
+                drafter.observe([simulation.settle(tree, judge(acceptance, tree, view))])
+            outcomes[view.tokens[4], view.tokens[5]] += 1
+            drafter.close(view)
+        assert p_value(outcomes) > 1e-6
+
+
+def judge(rule: AcceptanceRule, tree: DraftTree, view) -> Verdict:  # type: ignore[no-untyped-def]
+    """The verdict of the fake target."""
+    histories = [view.tokens, *([*view.tokens, *(tree.tokens[n] for n in tree.path(i))] for i in range(len(tree)))]
+    logits = torch.stack([random_logits(history) for history in histories])
+    return rule.accept([Candidate(tree, logits, view.sampling)])[0]
+
+
+def p_value(outcomes: Counter[tuple[int, int]]) -> float:
+    """Chi-square against the target's own distribution of two tokens after the text, sixteen pairs."""
+    sampling = make_view([1, 5, 6, 12], temperature=1.0, top_k=4).sampling
+    expected: dict[tuple[int, int], float] = {}
+    first = sampling.logprobs(random_logits([1, 5, 6, 12])).exp()
+    for a in first.nonzero().flatten().tolist():
+        second = sampling.logprobs(random_logits([1, 5, 6, 12, a])).exp()
+        expected |= {(a, b): float(first[a] * second[b]) for b in second.nonzero().flatten().tolist()}
+    assert set(outcomes) <= set(expected)
+    total = sum(outcomes.values()) / sum(expected.values())
+    observed = [outcomes[pair] for pair in expected]
+    return float(scipy.stats.chisquare(observed, [total * p for p in expected.values()]).pvalue)
 
 
 def drafted(

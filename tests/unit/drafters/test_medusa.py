@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -17,35 +14,14 @@ from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.medusa_heads import MedusaHeads
 from outrider.engine.outputs import SpeculationStats
 from outrider.heads.head import OUTPUT, Head
-from tests.support.fake_heads import LAYERS, OpenFakeHeads, fake_target, hidden
-from tests.support.fakes import VOCAB, FakeExecutor, make_engine, run
+from tests.support.fake_heads import HEADS, OpenFakeHeads, counting_head, counting_logits, hidden
+from tests.support.fakes import VOCAB, FakeExecutor, fake_model, make_engine, run
 from tests.support.heads import random_head
 from tests.unit.drafters.simulation import Simulation, make_view
 
-HEADS = 3
-
-
-def counting_logits(history: Sequence[int]) -> torch.Tensor:
-    """A target that counts: each token is followed by the next one, with others near it."""
-    distance = (torch.arange(VOCAB) - history[-1] - 1) % VOCAB
-    return -2.0 * torch.minimum(distance, VOCAB - distance).float()
-
-
-def counting_head(shift: int = 0) -> Head:
-    """Heads that know how `counting_logits` goes on from a state; with ``shift``, from one that many tokens later."""
-    tensors: dict[str, torch.Tensor] = {}
-    for k in range(HEADS):
-        tensors[f"heads.{k}.blocks.0.weight"] = torch.zeros(8, 8)
-        tensors[f"heads.{k}.blocks.0.bias"] = torch.zeros(8)
-        angles = 2 * math.pi * (torch.arange(VOCAB) - 2 - k + shift) / VOCAB
-        output = torch.zeros(VOCAB, 8)
-        output[:, 0], output[:, 1] = 20 * torch.cos(angles), 20 * torch.sin(angles)
-        tensors[f"heads.{k}.output.weight"] = output
-    return Head("medusa", 8, LAYERS, VOCAB, (LAYERS,), tensors, normed=True)
-
 
 def make(head: Head | None = None, **config: object) -> MedusaDrafter:
-    context = DrafterContext(SpeculativeConfig(**config), fake_target(), OpenFakeHeads())  # type: ignore[arg-type]
+    context = DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFakeHeads())  # type: ignore[arg-type]
     return MedusaDrafter(context, head or counting_head())
 
 
@@ -63,7 +39,7 @@ def play(drafter: MedusaDrafter, **config: object) -> list[SpeculationStats]:
         config=own,
         executor=FakeExecutor(counting_logits, hidden=hidden, kv_tokens=100),
         engine_config=EngineConfig(prefill_chunk=8, max_batch_size=3),
-        model=fake_target(),
+        model=fake_model(),
     )
     requests = [engine.add([3 + i, 4, 5, 6] * (1 + 4 * i), own) for i, own in enumerate(PARAMS)]
     run(engine, requests)
