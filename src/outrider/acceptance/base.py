@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from outrider.core.noise import Stream, fresh_stream
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from outrider.core.config import SpeculativeConfig
@@ -31,8 +34,15 @@ class Candidate:
     sampling: SamplingState
 
     def __post_init__(self) -> None:
-        if len(self.logits) != 1 + len(self.tree):
-            raise ValueError(f"{len(self.tree)} draft nodes need {1 + len(self.tree)} rows, not {len(self.logits)}")
+        rows = self.logits.shape[0]
+        if rows != 1 + len(self.tree):
+            raise ValueError(f"{len(self.tree)} draft nodes need {1 + len(self.tree)} rows, not {rows}")
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The logits as an array over the same memory: a step down the tree then costs no call into PyTorch."""
+        rows: npt.NDArray[np.float32] = self.logits.detach().numpy()
+        return rows
 
 
 @dataclass(frozen=True)

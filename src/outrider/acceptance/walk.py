@@ -16,10 +16,10 @@ def own_token(candidate: Candidate, node: int, path: Sequence[int]) -> int:
     It depends on the target's distribution, the seed and the position, and on nothing that was drafted.
     """
     sampling = candidate.sampling
-    logits = candidate.logits[node + 1]
     if sampling.params.greedy:
-        return sampling.argmax(logits, path)
-    return gumbel_argmax(sampling.logprobs(logits, path), sampling.seed, sampling.position + len(path))
+        return sampling.argmax_of_row(candidate.rows[node + 1], path)
+    logprobs = sampling.logprobs(candidate.logits[node + 1], path)
+    return gumbel_argmax(logprobs, sampling.seed, sampling.position + len(path))
 
 
 def follow(candidate: Candidate) -> Verdict:
@@ -30,7 +30,6 @@ def follow(candidate: Candidate) -> Verdict:
     is the root.
     """
     tree = candidate.tree
-    child = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     nodes: list[int] = []
     tokens: list[int] = []
     node: int | None = ROOT
@@ -41,7 +40,7 @@ def follow(candidate: Candidate) -> Verdict:
             if node == ROOT:
                 raise
             return Verdict(tuple(nodes[:-1]), tokens[-1])
-        node = child.get((node, token))
+        node = tree.places.get((node, token))
         if node is not None:
             nodes.append(node)
             tokens.append(token)

@@ -12,13 +12,16 @@ from outrider.core.transform import Row
 
 
 class History:
-    """Every token seen in prompt or output, and how often the output holds it."""
+    """Every token seen in prompt or output, and how often the output holds it.
+
+    length: tokens of the output. It is counted by whoever owns the history, who may leave out `append` where no penalty
+    asks for it.
+    """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.ids = np.unique(np.asarray(prompt, dtype=np.int64))
         self.counts: Row = np.zeros(len(self.ids), dtype=np.float32)
         self.length = 0
-        """Tokens of the output."""
         self._slot = {int(token): slot for slot, token in enumerate(self.ids)}
         self._by_token: Row = np.empty(0, dtype=np.float32)
 
@@ -28,7 +31,6 @@ class History:
             self.ids = np.append(self.ids, token)
             self.counts = np.append(self.counts, np.float32(0))
         self.counts[slot] += 1
-        self.length += 1
         if token < len(self._by_token):
             self._by_token[token] = self.counts[slot]
 

@@ -264,7 +264,9 @@ class SamplingState:
 
     def commit(self, token: int) -> None:
         """Record one emitted token."""
-        self._history.append(token)
+        self._history.length += 1
+        if self._penalises:
+            self._history.append(token)
         if self._mask is not None:
             self._mask.commit(token)
 
@@ -294,7 +296,11 @@ class SamplingState:
 
     def argmax(self, logits: torch.Tensor, path: Sequence[int] = ()) -> int:
         """The greedy token after ``path``: `logprobs` at temperature 0, without building the distribution."""
-        return self._adjusted(logits, path)[1]
+        return self.argmax_of_row(logits.detach().numpy(), path)
+
+    def argmax_of_row(self, row: Row, path: Sequence[int] = ()) -> int:
+        """`argmax` of logits that are a NumPy array already, so that a greedy round makes no call to PyTorch."""
+        return self._adjusted_row(row, path)[1]
 
     def adjusted(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Logits [V] after bias, penalties, bans, min_tokens and mask: what temperature 0 takes the argmax of.
@@ -317,8 +323,10 @@ class SamplingState:
         return transform.log_softmax(x) if floor == -math.inf else transform.log_softmax_above(x, floor)
 
     def _adjusted(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[Row, int]:
+        return self._adjusted_row(logits.detach().numpy(), path)
+
+    def _adjusted_row(self, raw: Row, path: Sequence[int]) -> tuple[Row, int]:
         """Logits after bias, penalties, bans, min_tokens and mask, a copy if anything changes, and their argmax."""
-        raw: Row = logits.detach().numpy()
         best = int(raw.argmax())
         if not math.isfinite(raw[best]):
             raise NonFiniteLogitsError("the model returned NaN or infinite logits")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import DraftError
@@ -32,6 +34,10 @@ class DraftTree:
     logprobs: for a drafter that samples, the log-probabilities [V] (float32) that the children of a node (or of ROOT)
         were drawn from. A node that is missing here has children that were chosen, not drawn (a point mass).
     sources: names of the drafters that proposed each node; filled in by the engine or the cascade.
+    support: nodes that are to be forwarded for what their rows teach the drafter, accepted or not. Closed upwards: the
+        parent of one is the root or another. They go along together or not at all; a tree that has lost one has no
+        support, and what is left of it are ordinary nodes.
+    support_worth: committed tokens that forwarding the support is expected to bring to later rounds.
     """
 
     tokens: Sequence[int] = ()
@@ -39,6 +45,8 @@ class DraftTree:
     scores: Sequence[float] = ()
     logprobs: Mapping[int, torch.Tensor] = field(default_factory=dict)
     sources: Sequence[tuple[str, ...]] = ()
+    support: frozenset[int] = frozenset()
+    support_worth: float = 0.0
 
     @classmethod
     def chain(
@@ -59,6 +67,11 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @cached_property
+    def places(self) -> dict[tuple[int, int], int]:
+        """The node that holds a token below a parent (ROOT included), by (parent, token). Not to be changed."""
+        return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
+
     def children(self) -> dict[int, list[int]]:
         """Children of every inner node, by parent (ROOT included), in the drafter's order."""
         table: dict[int, list[int]] = {}
@@ -70,7 +83,7 @@ class DraftTree:
         """Depth of each node; a child of the root has depth 1."""
         depths: list[int] = []
         for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
+            depths.append(depths[parent] + 1 if parent != ROOT else 1)
         return depths
 
     def path(self, node: int) -> list[int]:
@@ -85,7 +98,9 @@ class DraftTree:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def keep(self, nodes: Iterable[int]) -> DraftTree:
-        """The subtree of the given nodes. A node whose parent is not kept is dropped as well."""
+        """The subtree of the given nodes. A node whose parent is not kept is dropped as well, and a support that is no
+        longer whole is none.
+        """
         wanted = set(nodes)
         new_number: dict[int, int] = {ROOT: ROOT}
         order: list[int] = []
@@ -93,12 +108,15 @@ class DraftTree:
             if node in wanted and parent in new_number:
                 new_number[node] = len(order)
                 order.append(node)
+        whole = self.support <= new_number.keys()
         return DraftTree(
             tokens=[self.tokens[i] for i in order],
             parents=[new_number[self.parents[i]] for i in order],
             scores=[self.scores[i] for i in order],
             logprobs={new_number[i]: row for i, row in self.logprobs.items() if i in new_number},
             sources=[self.sources[i] for i in order] if self.sources else (),
+            support=frozenset(new_number[i] for i in self.support) if whole else frozenset(),
+            support_worth=self.support_worth if whole else 0.0,
         )
 
     def check(self, vocab_size: int) -> None:
@@ -106,21 +124,32 @@ class DraftTree:
         n = len(self.tokens)
         if not len(self.parents) == len(self.scores) == n or (self.sources and len(self.sources) != n):
             raise DraftError("draft tree with fields of different lengths")
-        seen: set[tuple[int, int]] = set()
         for node, (token, parent, score) in enumerate(zip(self.tokens, self.parents, self.scores, strict=True)):
             if not 0 <= token < vocab_size:
                 raise DraftError(f"draft token {token} is outside the target's vocabulary of {vocab_size}")
             if not ROOT <= parent < node:
                 raise DraftError(f"draft node {node} has parent {parent}; parents come before their children")
-            if (parent, token) in seen:
-                raise DraftError(f"two children of draft node {parent} hold token {token}")
-            if not (math.isfinite(score) and 0 <= score <= 1):
+            if not 0 <= score <= 1:  # NaN included
                 raise DraftError(f"draft node {node} has score {score}; a score is a probability")
-            seen.add((parent, token))
-        self._check_logprobs(vocab_size)
+        if len(self.places) < n:
+            (parent, token), _ = Counter(zip(self.parents, self.tokens, strict=True)).most_common(1)[0]
+            raise DraftError(f"two children of draft node {parent} hold token {token}")
+        if self.support:
+            self._check_support()
+        if self.logprobs:
+            self._check_logprobs(vocab_size)
+
+    def _check_support(self) -> None:
+        for node in self.support:
+            if not 0 <= node < len(self.tokens):
+                raise DraftError(f"draft support has node {node}, of {len(self.tokens)}")
+            if self.parents[node] not in (ROOT, *self.support):
+                raise DraftError(f"draft node {node} is support and its parent {self.parents[node]} is not")
+        if not (math.isfinite(self.support_worth) and self.support_worth >= 0):
+            raise DraftError(f"draft support is worth {self.support_worth} tokens; it must be a number from 0 on")
 
     def _check_logprobs(self, vocab_size: int) -> None:
-        children = self.children() if self.logprobs else {}
+        children = self.children()
         for node, row in self.logprobs.items():
             if not ROOT <= node < len(self.tokens) or tuple(row.shape) != (vocab_size,):
                 raise DraftError(f"draft log-probabilities of node {node} have shape {tuple(row.shape)}")
@@ -132,11 +161,16 @@ class DraftTree:
                     raise DraftError(f"draft node {child} was drawn with probability zero")
 
 
+EMPTY = DraftTree()
+"""The tree of a request that gets no draft."""
+
+
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
     """One tree that holds every path of ``trees``, shared prefixes once.
 
     A node proposed by several takes the highest score and all their sources. Distributions are dropped where the
     trees disagree on how a node's children came about (children of two drafters were not drawn from one of them).
+    Supports are joined, and are worth what they are worth together.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -144,26 +178,27 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
     sources: list[tuple[str, ...]] = []
     logprobs: dict[int, torch.Tensor] = {}
     place: dict[tuple[int, int], int] = {}
-    proposers: dict[int, int] = {}
+    proposers: Counter[int] = Counter()
+    support: set[int] = set()
+    worth = 0.0
     for tree in trees:
-        number = {ROOT: ROOT}
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            key = (number[parent], token)
-            at = place.get(key)
-            names = tree.sources[node] if tree.sources else ()
-            if at is None:
-                at = place[key] = len(tokens)
+        numbers: list[int] = []
+        names_of = tree.sources or ((),) * len(tree)
+        for token, parent, score, names in zip(tree.tokens, tree.parents, tree.scores, names_of, strict=True):
+            above = ROOT if parent == ROOT else numbers[parent]
+            at = place.setdefault((above, token), len(tokens))
+            numbers.append(at)
+            if at == len(tokens):
                 tokens.append(token)
-                parents.append(key[0])
-                scores.append(tree.scores[node])
+                parents.append(above)
+                scores.append(score)
                 sources.append(names)
             else:
-                scores[at] = max(scores[at], tree.scores[node])
+                scores[at] = max(scores[at], score)
                 sources[at] += tuple(name for name in names if name not in sources[at])
-            number[node] = at
-        for node in tree.children():
-            proposers[number[node]] = proposers.get(number[node], 0) + 1
-        for node, row in tree.logprobs.items():
-            logprobs[number[node]] = row
-    shared = {node: row for node, row in logprobs.items() if proposers.get(node, 0) <= 1}
-    return DraftTree(tokens, parents, scores, shared, sources)
+        proposers.update({ROOT if node == ROOT else numbers[node] for node in set(tree.parents)})
+        logprobs |= {ROOT if node == ROOT else numbers[node]: row for node, row in tree.logprobs.items()}
+        support.update(numbers[node] for node in tree.support)
+        worth += tree.support_worth
+    shared = {node: row for node, row in logprobs.items() if proposers[node] <= 1}
+    return DraftTree(tokens, parents, scores, shared, sources, frozenset(support), worth)

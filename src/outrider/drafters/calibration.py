@@ -7,8 +7,10 @@ from what was accepted, with what the other requests taught as the prior.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from outrider.core.tree import ROOT, DraftTree
 
@@ -22,7 +24,7 @@ _SHARED_WEIGHT = 6.0
 _Bucket = tuple[str, int, int]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Counts:
     """A Beta posterior's counts, of which old evidence fades: both shrink with every new observation."""
 
@@ -36,6 +38,10 @@ class _Counts:
     def mean(self, prior: float, weight: float) -> float:
         """Posterior mean under a prior of that mean, worth ``weight`` observations."""
         return (self.accepted + weight * prior) / (self.total + weight)
+
+
+def _no_counts() -> defaultdict[_Bucket, _Counts]:
+    return defaultdict(_Counts)
 
 
 @dataclass
@@ -52,22 +58,18 @@ class Calibrator:
     Deterministic; knows no tenants, so state that must not be shared between tenants needs a Calibrator each.
     """
 
-    _shared: dict[_Bucket, _Counts] = field(default_factory=dict)
-    _requests: dict[int, dict[_Bucket, _Counts]] = field(default_factory=dict)
+    _shared: defaultdict[_Bucket, _Counts] = field(default_factory=_no_counts)
+    _requests: defaultdict[int, defaultdict[_Bucket, _Counts]] = field(default_factory=lambda: defaultdict(_no_counts))
 
     def probability(self, source: str, score: float, depth: int, request: int) -> float:
         """Chance that a node of this score and depth (1: child of the root) is accepted, given that its parent was."""
-        bucket = _bucket(source, score, depth)
-        shared = self._shared.get(bucket)
-        estimate = score if shared is None else shared.mean(score, _SCORE_WEIGHT)
-        own = self._requests.get(request, {}).get(bucket)
-        return estimate if own is None else own.mean(estimate, _SHARED_WEIGHT)
+        return self._estimate(_bucket(source, score, depth), score, self._requests.get(request, {}))
 
     def record(self, source: str, score: float, depth: int, request: int, accepted: bool) -> None:
         """Learn what became of one node whose parent was accepted."""
         bucket = _bucket(source, score, depth)
-        self._shared.setdefault(bucket, _Counts()).add(accepted, _SHARED_MEMORY)
-        self._requests.setdefault(request, {}).setdefault(bucket, _Counts()).add(accepted, _REQUEST_MEMORY)
+        self._shared[bucket].add(accepted, _SHARED_MEMORY)
+        self._requests[request][bucket].add(accepted, _REQUEST_MEMORY)
 
     def observe(self, tree: DraftTree, path: Sequence[int], request: int) -> None:
         """Learn from a verified tree. path: accepted nodes, top down (`Verdict.path`).
@@ -85,38 +87,46 @@ class Calibrator:
 
     def calibrated(self, tree: DraftTree, request: int) -> DraftTree:
         """The tree with each node's `probability` in place of its score."""
-        depths = tree.depths()
-        scores = [
-            self.probability(source_of(tree, node), score, depths[node], request)
-            for node, score in enumerate(tree.scores)
-        ]
-        return replace(tree, scores=scores)
+        return replace(tree, scores=self._probabilities(tree, request))
 
     def path_probabilities(self, tree: DraftTree, request: int) -> list[float]:
         """For each node the chance that its whole path is accepted: the product of `probability` down to it."""
-        return path_products(self.calibrated(tree, request))
+        return path_products(tree.parents, self._probabilities(tree, request))
 
     def forget(self, request: int) -> None:
         """Forget a request that has ended; what it taught stays in the shared estimates."""
         self._requests.pop(request, None)
 
     def _observe(self, tree: DraftTree, path: Sequence[int], request: int, deepest: int) -> None:
-        depths = tree.depths()
-        accepted = {ROOT, *path}
+        depth_below = {node: depth for depth, node in enumerate((ROOT, *path), start=1)}
         for node, parent in enumerate(tree.parents):
-            if parent in accepted and depths[node] <= deepest:
-                self.record(source_of(tree, node), tree.scores[node], depths[node], request, node in accepted)
+            depth = depth_below.get(parent)
+            if depth is not None and depth <= deepest:
+                self.record(source_of(tree, node), tree.scores[node], depth, request, node in depth_below)
+
+    def _probabilities(self, tree: DraftTree, request: int) -> list[float]:
+        own: Mapping[_Bucket, _Counts] = self._requests.get(request, {})
+        names = map("+".join, tree.sources) if tree.sources else repeat("", len(tree))
+        return [
+            self._estimate(_bucket(source, score, depth), score, own)
+            for source, score, depth in zip(names, tree.scores, tree.depths(), strict=True)
+        ]
+
+    def _estimate(self, bucket: _Bucket, score: float, own: Mapping[_Bucket, _Counts]) -> float:
+        shared = self._shared.get(bucket)
+        if shared is None:
+            return score
+        estimate = shared.mean(score, _SCORE_WEIGHT)
+        counts = own.get(bucket)
+        return estimate if counts is None else counts.mean(estimate, _SHARED_WEIGHT)
 
 
 def follow(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     """The nodes that hold ``tokens`` one after another, from the root down, as far as the tree goes along."""
-    children = {
-        (parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
     path: list[int] = []
     at = ROOT
     for token in tokens:
-        node = children.get((at, token))
+        node = tree.places.get((at, token))
         if node is None:
             break
         path.append(node)
@@ -124,10 +134,10 @@ def follow(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     return path
 
 
-def path_products(tree: DraftTree) -> list[float]:
-    """For each node the product of the scores down to it."""
+def path_products(parents: Sequence[int], scores: Sequence[float]) -> list[float]:
+    """For each node of a tree the product of the scores down to it."""
     products: list[float] = []
-    for parent, score in zip(tree.parents, tree.scores, strict=True):
+    for parent, score in zip(parents, scores, strict=True):
         products.append(score if parent == ROOT else score * products[parent])
     return products
 

@@ -101,10 +101,11 @@ class Cascade(Drafter):
         def ask() -> None:
             answer = member.propose(views, budget)
             for view, tree in zip(views, answer, strict=True):
+                tree = replace(tree, sources=((member.name,),) * len(tree))
                 tree.check(view.sampling.vocab_size)
                 if len(tree) > budget.nodes:
                     raise DraftError(f"{len(tree)} draft nodes, more than the {budget.nodes} asked for")
-                trees.append(replace(tree, sources=((member.name,),) * len(tree)))
+                trees.append(tree)
 
         return trees if self._attempt(member, views, ask) else None
 
@@ -151,17 +152,24 @@ def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
     """The ``nodes`` nodes of the highest path probability, at most ``width`` below each other node.
 
     Nodes that were drawn from a distribution which the tree carries all stay, of which there must be no more than
-    ``nodes``: to drop some by what they are worth would bias a rule that compares p with q.
+    ``nodes``: to drop some by what they are worth would bias a rule that compares p with q. The tree's support stays
+    where it fits in next to them, and is given up for good where it does not.
     """
-    products = path_products(tree)
+    if len(tree) <= nodes and width is None:
+        return tree
+    products = path_products(tree.parents, tree.scores)
     drawn: set[int] = set()
     for node, parent in enumerate(tree.parents):
         if parent in tree.logprobs:
             drawn.update(tree.path(node))
-    kept = set(drawn)
-    children = Counter(tree.parents[node] for node in drawn)
+    kept = drawn | tree.support
+    children = Counter(tree.parents[node] for node in kept)
+    if len(kept) > nodes or (width is not None and max(children.values(), default=0) > width):
+        tree = replace(tree, support=frozenset(), support_worth=0.0)
+        kept = set(drawn)
+        children = Counter(tree.parents[node] for node in drawn)
     # The sort is stable and a parent is never worth less than its child, so that parents come before their children.
-    for node in sorted(range(len(tree)), key=lambda node: -products[node]):
+    for node in sorted(range(len(tree)), key=products.__getitem__, reverse=True):
         parent = tree.parents[node]
         fits = len(kept) < nodes and (width is None or children[parent] < width)
         if node not in kept and fits and (parent == ROOT or parent in kept):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import count, islice
+from typing import Generic, TypeVar
 
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, SequenceView
@@ -28,6 +29,16 @@ class Limits:
         return cls(max(0, budget.nodes) if depth else 0, depth, view.sampling.end_ids)
 
 
+@dataclass(slots=True)
+class _Siblings(Generic[State]):
+    """The candidates below one node that are not in the tree yet, best first. above: probability of the node's path."""
+
+    parent: int
+    depth: int
+    above: float
+    candidates: Iterator[tuple[int, float, State]]
+
+
 def grow(
     start: State,
     expand: Callable[[State], Iterable[tuple[int, float, State]]],
@@ -42,30 +53,30 @@ def grow(
     and with distinct tokens. width: candidates per node that are considered. floor: least path probability of a node.
 
     A path's probability is the product of its scores, so it never rises on the way down, and taking the best open
-    candidate again and again yields the best tree there is.
+    candidate again and again yields the best tree there is. Only as many candidates are looked at as can be taken.
     """
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    heap: list[tuple[float, int, int, int, int, float, State]] = []
-    serial = 0
+    serial = count()
+    heap: list[tuple[float, int, _Siblings[State], tuple[int, float, State]]] = []
 
-    def offer(state: State, parent: int, depth: int, probability: float) -> None:
-        nonlocal serial
-        for rank, (token, score, after) in enumerate(expand(state)):
-            if rank == width:
-                break
-            if probability * score >= floor:
-                heapq.heappush(heap, (-probability * score, serial, parent, depth, token, score, after))
-                serial += 1
+    def offer(siblings: _Siblings[State]) -> None:
+        """Let the next of them wait for its turn; those behind it, which are worth no more, come after it."""
+        candidate = next(siblings.candidates, None)
+        if candidate is not None and (probability := siblings.above * candidate[1]) >= floor:
+            heapq.heappush(heap, (-probability, next(serial), siblings, candidate))
 
     if limits.nodes and limits.depth:
-        offer(start, ROOT, 1, 1.0)
-    while heap and len(tokens) < limits.nodes:
-        negated, _, parent, depth, token, score, state = heapq.heappop(heap)
+        offer(_Siblings(ROOT, 1, 1.0, islice(expand(start), width)))
+    while heap:
+        negated, _, siblings, (token, score, state) = heapq.heappop(heap)
         tokens.append(token)
-        parents.append(parent)
+        parents.append(siblings.parent)
         scores.append(score)
-        if depth < limits.depth and len(tokens) < limits.nodes and token not in limits.end_ids:
-            offer(state, len(tokens) - 1, depth + 1, -negated)
+        if len(tokens) == limits.nodes:
+            break
+        offer(siblings)
+        if siblings.depth < limits.depth and token not in limits.end_ids:
+            offer(_Siblings(len(tokens) - 1, siblings.depth + 1, -negated, islice(expand(state), width)))
     return DraftTree(tokens, parents, scores)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
@@ -22,7 +24,7 @@ RELIABILITY = 0.6
 MAX_TOKENS = 8192
 """Tokens whose candidates are kept per tenant: about 6 MB."""
 
-Candidates = tuple[tuple[int, ...], tuple[float, ...]]
+Candidates = tuple[Sequence[int], Sequence[float]]
 """Token ids and their scores, best first."""
 
 
@@ -47,7 +49,7 @@ class RecycleDrafter(Drafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             if observation.top_ids is not None and observation.top_logprobs is not None:
-                scores = observation.top_logprobs.clamp(max=0).exp() * RELIABILITY
+                scores = np.exp(np.minimum(observation.top_logprobs.numpy(), 0)) * RELIABILITY
                 self._learn(observation, observation.top_ids.tolist(), scores.tolist())
 
     def close(self, view: SequenceView) -> None:
@@ -57,9 +59,9 @@ class RecycleDrafter(Drafter):
         table = self._tables.get(view.tenant)
         followers = self._followers.get(view.request_id, {})
 
-        def expand(token: int) -> list[tuple[int, float, int]]:
-            found = table.get(token) or _bigrams(followers.get(token))
-            return [(follower, score, follower) for follower, score in zip(*found, strict=True)] if found else []
+        def expand(token: int) -> Iterable[tuple[int, float, int]]:
+            tokens, scores = table.get(token) or _bigrams(followers.get(token))
+            return zip(tokens, scores, tokens, strict=True)
 
         return grow(view.tokens[-1], expand, Limits.of(view, budget), width=self._width)
 
@@ -70,7 +72,7 @@ class RecycleDrafter(Drafter):
         for row in (*(row for row in range(len(ids)) if row not in accepted), *observation.path):
             token = observation.rows[row]
             table.pop(token, None)
-            table[token] = (tuple(ids[row]), tuple(scores[row]))
+            table[token] = ids[row], scores[row]
         while len(table) > MAX_TOKENS:
             del table[next(iter(table))]
 
@@ -85,9 +87,9 @@ def _followers(tokens: Sequence[int]) -> dict[int, list[int]]:
     return followers
 
 
-def _bigrams(followers: Sequence[int] | None) -> Candidates | None:
+def _bigrams(followers: Sequence[int] | None) -> Candidates:
     """What followed a token, most frequent first; one occurrence counts as unseen."""
     if not followers:
-        return None
+        return (), ()
     best = Counter(followers).most_common(CANDIDATES)
     return tuple(token for token, _ in best), tuple(count / (len(followers) + 1) for _, count in best)

@@ -5,7 +5,7 @@ Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI App
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
@@ -78,22 +78,20 @@ class SuffixDrafter(Drafter):
         matches = tuple((trie, *found) for trie in tries if (found := trie.find(context)))
         return grow((context, matches), self._expand, Limits.of(view, budget), width=self._width, floor=self._floor)
 
-    def _expand(self, state: State) -> list[tuple[int, float, State]]:
+    def _expand(self, state: State) -> Iterator[tuple[int, float, State]]:
         """Candidates after ``state``, best first; a token that several matches know takes the highest score."""
         context, matches = state
         scores: dict[int, float] = {}
-        after: dict[int, list[Match]] = {}
+        after: dict[int, tuple[Match, ...]] = {}
         for match in matches:
             trie, cursor, matched = self._alive(match, context)
             total = trie.followed(cursor) + _UNSEEN / matched**2
-            for token, count, child in trie.followers(cursor):
-                score = count / total
-                if score >= self._floor:
-                    scores[token] = max(score, scores.get(token, 0.0))
-                    after.setdefault(token, []).append((trie, child, matched + 1))
-        order = sorted(scores, key=lambda token: -scores[token])
+            for token, count, child in trie.followers(cursor, least=self._floor * total):
+                scores[token] = max(count / total, scores.get(token, 0.0))
+                after[token] = (*after.get(token, ()), (trie, child, matched + 1))
         tail = context[1:] if len(context) == self._depth else context
-        return [(token, scores[token], ((*tail, token), tuple(after[token]))) for token in order]
+        for token in sorted(scores, key=scores.__getitem__, reverse=True):
+            yield token, scores[token], ((*tail, token), after[token])
 
     @staticmethod
     def _alive(match: Match, context: tuple[int, ...]) -> Match:

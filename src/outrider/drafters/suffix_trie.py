@@ -9,7 +9,7 @@ the text's end has earlier occurrences of different lengths (at most ``depth``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 BORDER = -1
 """Ends a text in the store. No token has this id, so that nothing is ever read on into the next text."""
@@ -118,15 +118,16 @@ class SuffixTrie:
             return cursor.followed
         return int(self._token_at(cursor) != BORDER)
 
-    def followers(self, cursor: Cursor) -> Iterator[tuple[int, int, Cursor]]:
-        """(token, count, cursor after it) for everything that followed the cursor's context."""
+    def followers(self, cursor: Cursor, least: float = 0.0) -> list[tuple[int, int, Cursor]]:
+        """(token, count, cursor after it) for everything that followed the cursor's context ``least`` times or more."""
         if isinstance(cursor, Node):
-            for token, child in cursor.children.items():
-                yield token, (1 if isinstance(child, int) else child.count), child
-            return
+            seen = (
+                (token, child.count if isinstance(child, Node) else 1, child)
+                for token, child in cursor.children.items()
+            )
+            return [follower for follower in seen if follower[1] >= least]
         token = self._token_at(cursor)
-        if token != BORDER:
-            yield token, 1, cursor + 1
+        return [(token, 1, cursor + 1)] if token != BORDER and least <= 1 else []
 
     def _token_at(self, position: int) -> int:
         index = position - self._base

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import ContextLengthError, NonFiniteLogitsError
-from outrider.core.tree import DraftTree
+from outrider.core.tree import EMPTY, DraftTree
 from outrider.engine.request import Request
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.share import Draft, Share, distribute
+from outrider.engine.share import NO_DRAFT, Draft, Share, distribute
 from outrider.engine.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -219,18 +219,24 @@ class Engine:
             request.view.noise_stream = self._rule.draft_stream(request.sampling.position)
         vocab_size = self._model.config.vocab_size
         proposals = self._speculators.propose(ready, len(ready), self._planner.price, vocab_size)
+        if not proposals:
+            self._stats.planner_budget = 0
+            return {request.id: NO_DRAFT for request in ready}
         asked = [request for request in ready if request.id in proposals]
         trees = self._selected(asked, proposals, len(ready), most)
         rows = {r.id: self._rows_for(trees[r.id], proposals[r.id]) for r in asked}
         fits = self._scheduler.fit_drafts([(r, above[r.id], rows.get(r.id, 0)) for r in ready])
         drafts: dict[int, Draft] = {}
         for request in ready:
-            tree = trees.get(request.id, DraftTree())
-            if fits[request.id] < rows.get(request.id, 0):
-                # Parents come first.
-                tree = DraftTree() if self._must_stay_whole(tree) else tree.keep(set(range(fits[request.id])))
             proposal = proposals.get(request.id)
-            drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds) if proposal else Draft(tree)
+            if proposal is None:
+                drafts[request.id] = NO_DRAFT
+                continue
+            tree = trees[request.id]
+            if fits[request.id] < rows[request.id]:
+                # Parents come first.
+                tree = EMPTY if self._must_stay_whole(tree) else tree.keep(set(range(fits[request.id])))
+            drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds)
         self._stats.planner_budget = sum(len(draft.tree) for draft in drafts.values())
         return drafts
 
@@ -242,7 +248,7 @@ class Engine:
         if any(map(self._must_stay_whole, trees)):
             chosen: list[DraftTree] = []
             for request, tree in zip(asked, trees, strict=True):
-                chosen.append(tree if self._rows_for(tree, proposals[request.id]) <= most else DraftTree())
+                chosen.append(tree if self._rows_for(tree, proposals[request.id]) <= most else EMPTY)
                 most -= len(chosen[-1])
         else:
             chosen = self._planner.select(asked, trees, batch_size, most)
@@ -264,7 +270,7 @@ class Engine:
         assert request.seq is not None
         start = self._executor.length(request.seq)
         tokens = request.view.tokens[start : start + rows]
-        return Share(request, start, tokens, draft or Draft(), chunk=draft is None)
+        return Share(request, start, tokens, draft or NO_DRAFT, chunk=draft is None)
 
     # -- forward, commit, emit -----------------------------------------------------------------------------------------
 
@@ -313,6 +319,8 @@ class Engine:
     def _commit(self, shares: Sequence[Share], verdicts: Mapping[int, Verdict]) -> dict[int, list[int]]:
         """Keep the accepted rows' KV and emit the tokens. Returns them by `id` of the share; none for broken ones."""
         emitted: dict[int, list[int]] = {}
+        # A round with prompt rows in it does not tell what drafts are worth.
+        nodes = [len(share.tree) for share in shares] if all(len(share.tokens) == 1 for share in shares) else []
         for share in shares:
             request, verdict = share.request, verdicts.get(id(share))
             assert request.seq is not None
@@ -325,7 +333,7 @@ class Engine:
                 tokens = request.emit(share.tree, verdict.path, verdict.token)
                 if request.logprobs is not None:
                     request.logprobs.extend(share.logprobs(verdict, len(tokens)))
-                self._learn(share, verdict, tokens, shares)
+                self._learn(share, verdict, tokens, nodes)
             self._cache.enter(request)
             emitted[id(share)] = tokens
         return emitted
@@ -340,17 +348,22 @@ class Engine:
             if id(share) in emitted
         ]
 
-    def _learn(self, share: Share, verdict: Verdict, emitted: Sequence[int], shares: Sequence[Share]) -> None:
-        """Count what a request's part of the round came to, and let planner and pace see it."""
+    def _learn(self, share: Share, verdict: Verdict, emitted: Sequence[int], nodes: Sequence[int]) -> None:
+        """Count what a request's part of the round came to, and let planner and pace see it.
+
+        nodes: of each request's tree; empty for a round that does not tell what they are worth.
+        """
         request, draft = share.request, share.draft
         self._stats.count_emitted(share.tree, verdict.path, len(emitted))
+        if draft.seconds is None:
+            return
         self._watch.observe(share.tree, verdict.path)
         self._planner.observe_committed(request, draft.proposed, emitted)
         pace = request.speculation.pace(request)
         pace.observe_committed(draft.proposed, emitted)
-        if draft.seconds is not None and all(len(other.tokens) == 1 for other in shares):
-            profit = self._planner.profit(share.tree, len(emitted), [len(other.tree) for other in shares])
-            pace.observe_profit(len(shares), profit - draft.seconds - self._observe_seconds)
+        if nodes:
+            profit = self._planner.profit(share.tree, len(emitted), nodes)
+            pace.observe_profit(len(nodes), profit - draft.seconds - self._observe_seconds)
 
     def _release(self, request: Request) -> None:
         """Take a request that has ended out of the batch or the queue."""

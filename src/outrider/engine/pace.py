@@ -31,20 +31,18 @@ class DraftPrice:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self.per_level = 0.0
 
     @property
     def known(self) -> bool:
         return len(self._samples) > _SAMPLES // 2
-
-    @property
-    def per_level(self) -> float:
-        return statistics.median(self._samples) if self._samples else 0.0
 
     def observe(self, trees: Sequence[DraftTree], seconds: float) -> None:
         """Learn what drafting these trees together took."""
         depth = max((max(tree.depths(), default=0) for tree in trees), default=0)
         if depth > 0:
             self._samples.append(seconds / depth)
+            self.per_level = statistics.median(self._samples)
 
 
 @dataclass

@@ -68,6 +68,20 @@ class ForwardPrice:
         hi = min(max(bisect_left(x, rows), 1), len(x) - 1)
         return y[hi - 1] + max(y[hi] - y[hi - 1], 0.0) * (rows - x[hi - 1]) / (x[hi] - x[hi - 1])
 
+    def rising(self, first: int, count: int) -> list[float]:
+        """`at` of ``count`` numbers of rows, ``first`` and those that follow it."""
+        x, y = self._points
+        if len(x) == 1:
+            return [y[0]] * count
+        prices: list[float] = []
+        while len(prices) < count:
+            rows = first + len(prices)
+            hi = min(max(bisect_left(x, rows), 1), len(x) - 1)
+            end = first + count if hi == len(x) - 1 else min(x[hi] + 1, first + count)
+            rise, span = max(y[hi] - y[hi - 1], 0.0), x[hi] - x[hi - 1]
+            prices.extend(y[hi - 1] + rise * (n - x[hi - 1]) / span for n in range(rows, end))
+        return prices
+
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from one forward pass without a chunk. Passes far beyond the curve are left out."""
         if not self._known:

@@ -28,6 +28,7 @@ class Scheduler:
         self._executor = executor
         self._cache = cache
         self._config = config
+        self._page_size = executor.page_size
         self._waiting: list[Request] = []
         self._running: list[Request] = []
 
@@ -163,15 +164,9 @@ class Scheduler:
         """Free the pages that a round of these rows takes."""
         self._cache.make_room(sum(self._missing_pages(request, count) for request, count in rows))
 
-    @property
-    def _page_size(self) -> int:
-        return self._executor.page_size
-
     def _missing_pages(self, request: Request, rows: int) -> int:
         """Pages that a running request has to be given for that many more rows."""
-        assert request.seq is not None
-        length = self._executor.length(request.seq)
-        return self._cache.pages_for(length + rows) - self._cache.pages_for(length)
+        return max(0, -(-(rows - self._spare_rows(request)) // self._page_size))
 
     def _spare_rows(self, request: Request) -> int:
         """Rows that fit into the last page that the request holds."""

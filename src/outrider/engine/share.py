@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.acceptance.base import Candidate, Verdict
-from outrider.core.tree import DraftTree
+from outrider.core.tree import EMPTY, DraftTree
 from outrider.drafters.base import Observation
 from outrider.engine.outputs import TokenLogprob
 from outrider.executors.base import ForwardOutput, Segment
@@ -26,9 +26,13 @@ class Draft:
     seconds: the request's part of the time that drafting took; None if its drafter was not asked.
     """
 
-    tree: DraftTree = field(default_factory=DraftTree)
-    proposed: DraftTree = field(default_factory=DraftTree)
+    tree: DraftTree = EMPTY
+    proposed: DraftTree = EMPTY
     seconds: float | None = None
+
+
+NO_DRAFT = Draft()
+"""Of a request whose drafter was not asked."""
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Share:
     request: Request
     start: int
     tokens: list[int]
-    draft: Draft = field(default_factory=Draft)
+    draft: Draft = NO_DRAFT
     chunk: bool = False
     logits: torch.Tensor | None = None
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -113,9 +117,14 @@ class Share:
 
 def distribute(output: ForwardOutput, shares: Sequence[Share], segments: Sequence[Segment]) -> None:
     """Hand every share its rows of a forward pass."""
-    at = row = 0
-    for share, segment in zip(shares, segments, strict=True):
-        share.logits = output.logits[at : at + segment.num_logits]
-        share.hidden = {layer: rows[row : row + len(segment.tokens)] for layer, rows in output.hidden.items()}
-        at += segment.num_logits
-        row += len(segment.tokens)
+    logits = _split(output.logits, [segment.num_logits for segment in segments])
+    for share, rows in zip(shares, logits, strict=True):
+        share.logits = rows
+    counts = [len(segment.tokens) for segment in segments]
+    hidden = {layer: _split(rows, counts) for layer, rows in output.hidden.items()}
+    for at, share in enumerate(shares):
+        share.hidden = {layer: rows[at] for layer, rows in hidden.items()}
+
+
+def _split(rows: torch.Tensor, counts: Sequence[int]) -> Sequence[torch.Tensor]:
+    return (rows,) if len(counts) == 1 else rows.split_with_sizes(list(counts))

@@ -264,7 +264,7 @@ class Executor(ABC):
     def dense(self, weight: torch.Tensor) -> Dense:
         """A product with a matrix [n, k] of floats that is kept where and how this executor's products are fast.
 
-        Raises UsageError for a k that is no multiple of 32 on the CPU's own kernels.
+        Raises UsageError for a weight that it cannot take: the native executor needs a k that is a multiple of 32.
         """
         raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")
 

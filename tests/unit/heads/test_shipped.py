@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,9 +82,12 @@ def test_what_is_really_shipped_loads_and_is_small(alias: str) -> None:
         assert head.method == method
 
 
-def _shape(values: dict[str, int]) -> Model:
-    from dataclasses import replace
+def test_they_travel_whatever_ignore_rules_say() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["tool"]["scikit-build"]["sdist"]["include"] == ["src/outrider/heads/shipped/**"]
 
+
+def _shape(values: dict[str, int]) -> Model:
     config = replace(
         TARGET,
         hidden_size=values["target_hidden_size"],

@@ -12,7 +12,7 @@ from outrider.executors.base import check_rows
 class NativeDense:
     """`outrider.executors.base.Dense`: ``weight`` [n, k] in int8, groups of 32, on a session's threads.
 
-    Raises UsageError for a k that is no multiple of 32, and for a weight that is not finite.
+    Raises UsageError for a k that is no multiple of 32, or a weight that is not finite.
     """
 
     def __init__(self, session: _native.Session, pool: _native.ThreadPool, weight: torch.Tensor) -> None:

@@ -75,8 +75,9 @@ class NativeExecutor(Executor):
         )
         self._num_pages = whole_pages(kv_tokens, kv_memory, page_size, page_bytes)
         self._max_context = min(max_context or config.max_position, self.total_tokens)
+        self._pool: _native.ThreadPool
         self._pool = target._pool if target is not None else _native.ThreadPool(threads or default_threads())
-        self._matrices = self._pack(model, quantization, packed_cache, target)
+        self._matrices: Mapping[str, _native.PackedMatrix] = self._pack(model, quantization, packed_cache, target)
         self._session = _native.Session(
             build_model(config, self._matrices, model.weights),
             self._pool,
@@ -195,10 +196,10 @@ class NativeExecutor(Executor):
         return NativeDense(self._session, self._pool, weight)
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = torch.empty(len(logits), k, dtype=torch.int64)
-        logprobs = torch.empty(len(logits), k)
-        self._session.top_k(logits.numpy(), ids.numpy(), logprobs.numpy())
-        return ids, logprobs
+        rows = logits.numpy()
+        ids, logprobs = np.empty((len(rows), k), np.int64), np.empty((len(rows), k), np.float32)
+        self._session.top_k(rows, ids, logprobs)
+        return torch.from_numpy(ids), torch.from_numpy(logprobs)
 
     def check_integrity(self) -> None:
         self._session.check_integrity()

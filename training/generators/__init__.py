@@ -1,0 +1,1 @@
+"""Generators of user prompts, one module per way of making them."""
