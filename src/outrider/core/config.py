@@ -35,7 +35,10 @@ class SpeculativeConfig:
     Validated when built. Whether ``method`` exists is checked by the drafter registry, which knows the names.
     """
 
-    method: str = _option("auto", "drafter: auto, none, ngram, suffix, recycle, draft_model, or several joined by +")
+    method: str = _option(
+        "auto",
+        "drafter: auto, none, ngram, suffix, recycle, draft_model, eagle, eagle3, mtp, medusa, or several joined by +",
+    )
     model: str | None = _option(
         None,
         "model of the drafter: for draft_model an alias, a path or a hub id; for eagle, eagle3, mtp, medusa and auto a "

@@ -23,6 +23,10 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "suffix": "outrider.drafters.suffix:SuffixDrafter",
         "recycle": "outrider.drafters.recycle:RecycleDrafter",
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+        "eagle": "outrider.drafters.eagle:EagleDrafter",
+        "eagle3": "outrider.drafters.eagle:Eagle3Drafter",
+        "mtp": "outrider.drafters.mtp:MtpDrafter",
+        "medusa": "outrider.drafters.medusa:MedusaDrafter",
     },
 )
 
