@@ -36,7 +36,9 @@ class SpeculativeConfig:
     """
 
     method: str = _option(
-        "auto", "drafter: auto, none, ngram, suffix, recycle, lookahead, draft_model, or several joined by +"
+        "auto",
+        "drafter: auto, none, ngram, suffix, recycle, lookahead, draft_model, eagle, eagle3, mtp, medusa, or several "
+        "joined by +",
     )
     model: str | None = _option(
         None,

@@ -24,6 +24,10 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "recycle": "outrider.drafters.recycle:RecycleDrafter",
         "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+        "eagle": "outrider.drafters.eagle:EagleDrafter",
+        "eagle3": "outrider.drafters.eagle:Eagle3Drafter",
+        "mtp": "outrider.drafters.mtp:MtpDrafter",
+        "medusa": "outrider.drafters.medusa:MedusaDrafter",
     },
 )
 
