@@ -141,7 +141,8 @@ class MedusaDrafter(Drafter):
             for token, score in offer.rated:
                 yield token, score, (*path, token)
 
-        return grow((), expand, limits, width=self._width)
+        root: Path = ()
+        return grow(root, expand, limits, width=self._width)
 
     def _offer(self, view: SequenceView, guesses: Guesses, path: Path) -> _Offer:
         """A head's candidates after ``path``, whose length is the head's number."""
