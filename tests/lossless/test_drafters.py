@@ -12,10 +12,11 @@ import pytest
 
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.sampling import SamplingParams
-from outrider.drafters import DRAFTERS, build
+from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.engine.outputs import RequestOutput
-from tests.support.fakes import FakeExecutor, OpenFake, fake_model, make_engine, random_logits, run
+from tests.support.fake_heads import OpenFakeHeads, build_with_heads, hidden
+from tests.support.fakes import FakeExecutor, fake_model, make_engine, random_logits, run
 
 METHODS = [*(name for name in DRAFTERS if name not in ("draft_model", "none")), "auto", "suffix+recycle+ngram"]
 PARAMS = [
@@ -29,11 +30,11 @@ PROMPTS = [[5, 9, 5, 9, 5, 9, 5], [8] * 40, [3, 4, 5, 6, 7, 3, 4, 5], [20], [9, 
 
 
 def drafter(config: SpeculativeConfig, noise: float) -> Drafter:
-    return build(DrafterContext(config, fake_model("target"), OpenFake(noise)))
+    return build_with_heads(DrafterContext(config, fake_model("target"), OpenFakeHeads(noise)))
 
 
 def answers(config: SpeculativeConfig, noise: float = 1.0, params: Sequence[SamplingParams] = PARAMS, batch: int = 5):
-    executor = FakeExecutor()
+    executor = FakeExecutor(hidden=hidden)
     engine = make_engine(
         drafter(config, noise),
         config=config,
@@ -62,6 +63,7 @@ def configs() -> list[SpeculativeConfig]:
         )
         for width in (1, 3)
     ]
+    chosen.append(SpeculativeConfig(method="eagle3+medusa+suffix", num_speculative_tokens=12))
     chosen.append(SpeculativeConfig(method="draft_model+suffix", model="target", num_speculative_tokens=12))
     return chosen
 

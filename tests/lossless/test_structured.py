@@ -14,15 +14,15 @@ import torch
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.sampling import SamplingParams
 from outrider.core.structured import StructuredOutputs
-from outrider.drafters import DRAFTERS, build
+from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DrafterContext
+from outrider.drafters.none import NoDrafter
 from outrider.engine.outputs import RequestOutput
+from tests.support.fake_heads import OpenFakeHeads, build_with_heads, hidden
 from tests.support.fakes import (
     EOS,
     ChaosDrafter,
     FakeExecutor,
-    OpenFake,
-    fake_model,
     make_engine,
     random_logits,
     run,
@@ -52,8 +52,8 @@ PROMPTS = [[5, 9, 5, 9, 5, 9, 5], [8] * 40, [3, 4, 5, 6, 7, 3, 4, 5], [20], [9, 
 def answers(
     config: SpeculativeConfig, *, noise: float = 1.0, params: Sequence[SamplingParams] = PARAMS, batch: int = 6
 ) -> list[RequestOutput]:
-    drafter = build(DrafterContext(config, MODEL, OpenFake(noise)))
-    executor = FakeExecutor()
+    drafter = build_with_heads(DrafterContext(config, MODEL, OpenFakeHeads(noise)))
+    executor = FakeExecutor(hidden=hidden)
     engine_config = EngineConfig(max_batch_size=batch, prefill_chunk=16)
     engine = make_engine(drafter, config=config, executor=executor, engine_config=engine_config, model=MODEL)
     requests = [engine.add(prompt, own) for prompt, own in zip(PROMPTS, params, strict=False)]
@@ -249,8 +249,7 @@ def test_a_target_that_breaks_off_fails_with_the_same_tokens() -> None:
     results = []
     for drafter in (None, ChaosDrafter(1), ChaosDrafter(2)):
         executor = FakeExecutor(logits)
-        own = drafter or build(DrafterContext(SpeculativeConfig(method="none"), fake_model(), OpenFake()))
-        engine = make_engine(own, executor=executor, model=MODEL)
+        engine = make_engine(drafter or NoDrafter(None), executor=executor, model=MODEL)
         request = engine.add(PROMPTS[0], SamplingParams(max_tokens=20))
         run(engine, [request])
         results.append((request.result().token_ids, request.result().finish_reason))

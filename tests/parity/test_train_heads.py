@@ -42,7 +42,7 @@ class Setting:
     """A target, texts with its hidden states, and a drafter of one method whose every tensor matters."""
 
     def __init__(self, method: str, dtype: torch.dtype = torch.float32) -> None:
-        self.model = rounded(random_model("llama", num_layers=6))
+        self.model = rounded(random_model("llama", num_layers=7))
         self.executor = TorchExecutor(self.model, dtype="float32", kv_tokens=512)
         generator = torch.Generator().manual_seed(1)
         texts = [torch.randint(0, 128, (length,), generator=generator) for length in LENGTHS]

@@ -14,8 +14,13 @@ from outrider.models.config import ModelConfig
 Text = tuple[int, ...]
 
 
+def last_token(layer: int, history: Sequence[int]) -> torch.Tensor:
+    """A hidden state [8] that says what the row's own token is."""
+    return torch.full((8,), float(history[-1]))
+
+
 class FakeExecutor(Executor):
-    """Logits are a function of the tokens a row can see, and what a page holds is the text up to its end.
+    """Logits and hidden states are functions of the tokens a row can see; a page holds the text up to its end.
 
     A page that is shared where it may be written, or found by another text than its own, shows in the text or fails an
     assertion. ``fail_at``: numbers of forward passes (from 1) that raise.
@@ -29,9 +34,11 @@ class FakeExecutor(Executor):
         kv_tokens: int = 8192,
         max_context: int = 512,
         page_size: int = 1,
+        hidden: Callable[[int, Sequence[int]], torch.Tensor] = last_token,
     ) -> None:
         self.config = config
         self._logits = logits
+        self._hidden = hidden
         self._page_size = page_size
         self._num_pages = -(-kv_tokens // page_size)
         self._max_context = max_context
@@ -121,19 +128,26 @@ class FakeExecutor(Executor):
         self.rows += total
         self.largest_pass = max(self.largest_pass, total)
         rows: list[torch.Tensor] = []
-        hidden: list[torch.Tensor] = []
+        hidden: dict[int, list[torch.Tensor]] = {layer: [] for layer in hidden_layers}
         for segment in segments:
             first = len(self._pending[segment.seq])
             for i, (token, parent) in enumerate(zip(segment.tokens, segment.parents, strict=True)):
                 assert COMMITTED <= parent < first + i
                 self._pending[segment.seq].append((token, parent))
                 assert len(self.history(segment.seq, first + i)) <= self._max_context
-                hidden.append(torch.full((8,), float(token)))
+                for layer, states in hidden.items():
+                    states.append(self.row_hidden(layer, segment.seq, first + i))
             self._resize(segment.seq, self.length(segment.seq) + self.pending(segment.seq))
             wanted = range(len(segment.tokens)) if segment.logits is None else segment.logits
-            rows.extend(self._logits(self.history(segment.seq, first + i)) for i in wanted)
-        logits = torch.stack(rows) if rows else torch.empty(0, self.config.vocab_size)
-        return ForwardOutput(logits, {layer: torch.stack(hidden) for layer in hidden_layers})
+            rows.extend(self.row_logits(segment.seq, first + i) for i in wanted)
+        logits = torch.stack(rows) if rows else torch.empty(0, self.config.num_logits)
+        return ForwardOutput(logits, {layer: torch.stack(states) for layer, states in hidden.items()})
+
+    def row_logits(self, seq: int, row: int) -> torch.Tensor:
+        return self._logits(self.history(seq, row))
+
+    def row_hidden(self, layer: int, seq: int, row: int) -> torch.Tensor:
+        return self._hidden(layer, self.history(seq, row))
 
     def _missing_pages(self, seq: int, rows: int) -> int:
         return -(-(self.length(seq) + self.pending(seq) + rows) // self._page_size) - len(self._pages[seq])

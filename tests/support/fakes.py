@@ -30,6 +30,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.loader import Model
 from outrider.models.weights import TensorWeights
 from tests.support.fake_executor import FakeExecutor as TextExecutor
+from tests.support.fake_executor import last_token
 
 VOCAB = 32
 EOS = 2
@@ -66,7 +67,7 @@ def fake_config(**changes: object) -> ModelConfig:
         "family": "llama",
         "vocab_size": VOCAB,
         "hidden_size": 8,
-        "num_layers": 1,
+        "num_layers": 4,
         "num_heads": 1,
         "num_kv_heads": 1,
         "head_dim": 8,
@@ -81,7 +82,8 @@ def fake_config(**changes: object) -> ModelConfig:
 
 
 def fake_model(name: str = "fake", *, tokenizer: bool = True, **changes: object) -> Model:
-    return Model(name, fake_config(**changes), TensorWeights({}), WordTokenizer() if tokenizer else None)  # type: ignore[arg-type]
+    weights = TensorWeights({"model.norm.weight": torch.full((8,), 0.7)})
+    return Model(name, fake_config(**changes), weights, WordTokenizer() if tokenizer else None)  # type: ignore[arg-type]
 
 
 def random_logits(history: Sequence[int], seed: int = 0, scale: float = 2.5) -> torch.Tensor:
@@ -104,9 +106,11 @@ class FakeExecutor(TextExecutor):
         kv_tokens: int = 8192,
         max_context: int = 512,
         page_size: int = 1,
+        hidden: Callable[[int, Sequence[int]], torch.Tensor] = last_token,
     ) -> None:
         config = fake_config(max_position=max_context)
-        super().__init__(config, logits, kv_tokens=kv_tokens, max_context=max_context, page_size=page_size)
+        sizes = {"kv_tokens": kv_tokens, "max_context": max_context, "page_size": page_size}
+        super().__init__(config, logits, hidden=hidden, **sizes)
 
 
 class OpenFake(OpenExecutor):

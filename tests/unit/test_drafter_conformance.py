@@ -11,7 +11,7 @@ from outrider.drafters.base import Drafter
 from tests.unit.drafters import conformance
 from tests.unit.drafters.simulation import make
 
-METHODS = [*DRAFTERS.names(), "auto", "ngram+suffix+recycle", "suffix+draft_model"]
+METHODS = [*DRAFTERS.names(), "auto", "ngram+suffix+recycle", "suffix+draft_model", "suffix+eagle3"]
 REGIMES = [pytest.param(regime, id=f"regime{i}") for i, regime in enumerate(conformance.REGIMES)]
 
 pytestmark = pytest.mark.parametrize("build", [pytest.param(partial(make, m), id=m) for m in METHODS])

@@ -22,7 +22,7 @@ SGLANG_ALGORITHMS = {
     "EAGLE3": "eagle3",
     "NEXTN": "mtp",
 }
-"""SGLang's algorithm names and ours. An algorithm whose drafter this build lacks is refused by the drafter registry."""
+"""SGLang's algorithm names and ours."""
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,11 @@ class SpeculativeConfig:
     Validated when built. Whether ``method`` exists is checked by the drafter registry, which knows the names.
     """
 
-    method: str = _option("auto", "drafter: auto, none, ngram, suffix, recycle, draft_model, or several joined by +")
+    method: str = _option(
+        "auto",
+        "drafter: auto, none, ngram, suffix, recycle, lookahead, draft_model, eagle, eagle3, mtp, medusa, or several "
+        "joined by +",
+    )
     model: str | None = _option(
         None,
         "model of the drafter: for draft_model an alias, a path or a hub id; for eagle, eagle3, mtp, medusa and auto a "
@@ -53,6 +57,13 @@ class SpeculativeConfig:
     )
     suffix_decoding_min_token_prob: float = _option(
         0.1, "suffix: least estimated probability of a drafted token", method="suffix"
+    )
+    lookahead_window_size: int = _option(
+        2, "lookahead: trajectories that the branch moves on; 0: no branch", method="lookahead"
+    )
+    lookahead_ngram_size: int = _option(3, "lookahead: tokens of an n-gram that the branch finds", method="lookahead")
+    lookahead_verification_set_size: int = _option(
+        4, "lookahead: n-grams that are offered for verification at most", method="lookahead"
     )
     acceptance: str = _option("coupled", "acceptance rule: coupled, rejection, block, typical")
     allow_lossy: bool = _option(False, "permit a lossy acceptance rule (typical), which changes the output")
@@ -79,6 +90,9 @@ class SpeculativeConfig:
             ("prompt_lookup_min", 1),
             ("suffix_decoding_max_tree_depth", 1),
             ("suffix_decoding_max_cached_requests", 0),
+            ("lookahead_window_size", 0),
+            ("lookahead_ngram_size", 2),
+            ("lookahead_verification_set_size", 0),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):

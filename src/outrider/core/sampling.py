@@ -18,16 +18,18 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.core import transform
+from outrider.core.candidates import CandidateTransform
 from outrider.core.errors import NonFiniteLogitsError, NoTokenLeftError, SamplingParamsError, UnknownNameError
+from outrider.core.history import History
 from outrider.core.structured import StructuredOutputs
 from outrider.core.transform import Row
 
@@ -201,26 +203,6 @@ def _check_int(name: str, value: int, low: int, high: int | None = None) -> None
         raise SamplingParamsError(f"{name}={value} must be {bound}")
 
 
-class _History:
-    """What penalties look at: every token seen in prompt or output, and how often the output holds it."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.ids = np.unique(np.asarray(prompt, dtype=np.int64))
-        self.counts: Row = np.zeros(len(self.ids), dtype=np.float32)
-        self._slot = {int(token): slot for slot, token in enumerate(self.ids)}
-
-    def append(self, token: int) -> None:
-        slot = self._slot.setdefault(token, len(self.ids))
-        if slot == len(self.ids):
-            self.ids = np.append(self.ids, token)
-            self.counts = np.append(self.counts, np.float32(0))
-        self.counts[slot] += 1
-
-    def count(self, token: int) -> int:
-        slot = self._slot.get(token)
-        return 0 if slot is None else int(self.counts[slot])
-
-
 class SamplingState:
     """The sampling side of one running request: its parameters, its seed and what it has emitted so far.
 
@@ -255,8 +237,7 @@ class SamplingState:
         self._penalises = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        self._history = _History(prompt if params.repetition_penalty != 1 else ())
-        self.num_output_tokens = 0
+        self._history = History(prompt if params.repetition_penalty != 1 else ())
         self._fit(vocab_size, params.banned_token_ids)
 
     def _fit(self, vocab_size: int, banned: Iterable[int]) -> None:
@@ -273,17 +254,34 @@ class SamplingState:
         """Whether the next token is simply the argmax of the raw logits."""
 
     @property
+    def num_output_tokens(self) -> int:
+        return self._history.length
+
+    @property
     def position(self) -> int:
         """Index, in the sequence, of the token that comes next."""
-        return self.num_prompt_tokens + self.num_output_tokens
+        return self.num_prompt_tokens + self._history.length
 
     def commit(self, token: int) -> None:
         """Record one emitted token."""
-        self.num_output_tokens += 1
+        self._history.length += 1
         if self._penalises:
             self._history.append(token)
         if self._mask is not None:
             self._mask.commit(token)
+
+    @cached_property
+    def candidates(self) -> CandidateTransform:
+        """The same transform on a few tokens at each of several nodes, for drafters."""
+        return CandidateTransform(
+            self.params,
+            self._history,
+            self._mask,
+            self.vocab_size,
+            bias=(self._bias_ids, self._bias),
+            banned=self._banned,
+            ends=self._ends,
+        )
 
     def logprobs(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """Log-probabilities [V] (float32) of the token that follows ``path``, -inf for those ruled out.
@@ -368,13 +366,8 @@ class SamplingState:
             inside = ids < len(x)
             ids, counts = ids[inside], counts[inside]
         result = x.copy()
-        for seen, number in ((ids, counts), self._seen_on(path)):
+        for seen, number in ((ids, counts), history.seen_on(path)):
             result[seen] = transform.penalised(
                 x[seen], number, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             )
         return result
-
-    def _seen_on(self, path: Sequence[int]) -> tuple[npt.NDArray[np.int64], Row]:
-        """Distinct tokens of ``path``, and how often each occurs in output and path together."""
-        numbers = {token: self._history.count(token) + n for token, n in Counter(path).items()}
-        return np.array(list(numbers), dtype=np.int64), np.array(list(numbers.values()), dtype=np.float32)

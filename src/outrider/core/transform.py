@@ -37,10 +37,10 @@ def penalised(values: Row, counts: Row, repetition: float, presence: float, freq
     return values
 
 
-def tempered(x: Row, top: float, temperature: float) -> Row:
-    """(x - top) / temperature; ``top`` is the largest of x, so that the result is at most 0."""
+def tempered(x: Row, top: float | Row, temperature: float) -> Row:
+    """(x - top) / temperature; ``top`` is the largest of x, or of each row of it, so that the result is at most 0."""
     with np.errstate(over="ignore"):
-        shifted = x - np.float32(top)
+        shifted: Row = x - np.float32(top)
         if temperature != 1:
             shifted /= _factor(temperature)
     return shifted
@@ -73,6 +73,29 @@ def log_softmax_above(x: Row, floor: float) -> Row:
     kept = np.flatnonzero(x >= np.float32(floor))
     result = np.full_like(x, _NEVER)
     result[kept] = log_softmax(x[kept])
+    return result
+
+
+def row_thresholds(x: Row, top_k: int, top_p: float, min_p: float) -> Row | None:
+    """`threshold` of each row of x [R, C], as [R, 1]; None if all is let through. Meant for a few columns: it sorts."""
+    if not (0 < top_k < x.shape[1] or top_p < 1 or min_p > 0):
+        return None
+    floors = np.full((len(x), 1), _NEVER if min_p <= 0 else math.log(min_p), dtype=np.float32)
+    ordered = -np.sort(-x, axis=1)
+    if 0 < top_k < x.shape[1]:
+        floors = np.maximum(floors, ordered[:, top_k - 1 : top_k])
+    if top_p < 1:
+        allowed = ordered >= ordered[:, top_k - 1 : top_k] if 0 < top_k < x.shape[1] else True
+        sums = np.where(allowed, np.exp(ordered), 0).cumsum(axis=1, dtype=np.float64)
+        last = np.minimum((sums < top_p * sums[:, -1:]).sum(axis=1), x.shape[1] - 1)
+        floors = np.maximum(floors, np.take_along_axis(ordered, last[:, None], axis=1))
+    return floors
+
+
+def log_softmax_rows(x: Row) -> Row:
+    """`log_softmax` of each row of x [R, C]; a row of -inf stays one."""
+    total = np.exp(x).sum(axis=1, keepdims=True)
+    result: Row = x - np.log(np.where(total > 0, total, 1))
     return result
 
 

@@ -34,6 +34,10 @@ class DraftTree:
     logprobs: for a drafter that samples, the log-probabilities [V] (float32) that the children of a node (or of ROOT)
         were drawn from. A node that is missing here has children that were chosen, not drawn (a point mass).
     sources: names of the drafters that proposed each node; filled in by the engine or the cascade.
+    support: nodes that are to be forwarded for what their rows teach the drafter, accepted or not. Closed upwards: the
+        parent of one is the root or another. They go along together or not at all; a tree that has lost one has no
+        support, and what is left of it are ordinary nodes.
+    support_worth: committed tokens that forwarding the support is expected to bring to later rounds.
     """
 
     tokens: Sequence[int] = ()
@@ -41,6 +45,8 @@ class DraftTree:
     scores: Sequence[float] = ()
     logprobs: Mapping[int, torch.Tensor] = field(default_factory=dict)
     sources: Sequence[tuple[str, ...]] = ()
+    support: frozenset[int] = frozenset()
+    support_worth: float = 0.0
 
     @classmethod
     def chain(
@@ -92,7 +98,9 @@ class DraftTree:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def keep(self, nodes: Iterable[int]) -> DraftTree:
-        """The subtree of the given nodes. A node whose parent is not kept is dropped as well."""
+        """The subtree of the given nodes. A node whose parent is not kept is dropped as well, and a support that is no
+        longer whole is none.
+        """
         wanted = set(nodes)
         new_number: dict[int, int] = {ROOT: ROOT}
         order: list[int] = []
@@ -100,12 +108,15 @@ class DraftTree:
             if node in wanted and parent in new_number:
                 new_number[node] = len(order)
                 order.append(node)
+        whole = self.support <= new_number.keys()
         return DraftTree(
             tokens=[self.tokens[i] for i in order],
             parents=[new_number[self.parents[i]] for i in order],
             scores=[self.scores[i] for i in order],
             logprobs={new_number[i]: row for i, row in self.logprobs.items() if i in new_number},
             sources=[self.sources[i] for i in order] if self.sources else (),
+            support=frozenset(new_number[i] for i in self.support) if whole else frozenset(),
+            support_worth=self.support_worth if whole else 0.0,
         )
 
     def check(self, vocab_size: int) -> None:
@@ -123,8 +134,19 @@ class DraftTree:
         if len(self.places) < n:
             (parent, token), _ = Counter(zip(self.parents, self.tokens, strict=True)).most_common(1)[0]
             raise DraftError(f"two children of draft node {parent} hold token {token}")
+        if self.support:
+            self._check_support()
         if self.logprobs:
             self._check_logprobs(vocab_size)
+
+    def _check_support(self) -> None:
+        for node in self.support:
+            if not 0 <= node < len(self.tokens):
+                raise DraftError(f"draft support has node {node}, of {len(self.tokens)}")
+            if self.parents[node] not in (ROOT, *self.support):
+                raise DraftError(f"draft node {node} is support and its parent {self.parents[node]} is not")
+        if not (math.isfinite(self.support_worth) and self.support_worth >= 0):
+            raise DraftError(f"draft support is worth {self.support_worth} tokens; it must be a number from 0 on")
 
     def _check_logprobs(self, vocab_size: int) -> None:
         children = self.children()
@@ -148,6 +170,7 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
 
     A node proposed by several takes the highest score and all their sources. Distributions are dropped where the
     trees disagree on how a node's children came about (children of two drafters were not drawn from one of them).
+    Supports are joined, and are worth what they are worth together.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -156,6 +179,8 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
     logprobs: dict[int, torch.Tensor] = {}
     place: dict[tuple[int, int], int] = {}
     proposers: Counter[int] = Counter()
+    support: set[int] = set()
+    worth = 0.0
     for tree in trees:
         numbers: list[int] = []
         names_of = tree.sources or ((),) * len(tree)
@@ -173,5 +198,7 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
                 sources[at] += tuple(name for name in names if name not in sources[at])
         proposers.update({ROOT if node == ROOT else numbers[node] for node in set(tree.parents)})
         logprobs |= {ROOT if node == ROOT else numbers[node]: row for node, row in tree.logprobs.items()}
+        support.update(numbers[node] for node in tree.support)
+        worth += tree.support_worth
     shared = {node: row for node, row in logprobs.items() if proposers[node] <= 1}
-    return DraftTree(tokens, parents, scores, shared, sources)
+    return DraftTree(tokens, parents, scores, shared, sources, frozenset(support), worth)

@@ -22,7 +22,12 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "ngram": "outrider.drafters.ngram:NgramDrafter",
         "suffix": "outrider.drafters.suffix:SuffixDrafter",
         "recycle": "outrider.drafters.recycle:RecycleDrafter",
+        "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+        "eagle": "outrider.drafters.eagle:EagleDrafter",
+        "eagle3": "outrider.drafters.eagle:Eagle3Drafter",
+        "mtp": "outrider.drafters.mtp:MtpDrafter",
+        "medusa": "outrider.drafters.medusa:MedusaDrafter",
     },
 )
 

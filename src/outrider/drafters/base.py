@@ -159,3 +159,7 @@ class OpenExecutor(ABC):
     def dense(self, weight: torch.Tensor) -> Dense:
         """A product with a matrix of its own: see `Executor.dense`."""
         raise ConfigError("this engine runs no learned drafters")
+
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For logits that were made with `dense`: see `Executor.top_k`."""
+        raise ConfigError("this engine runs no learned drafters")

@@ -152,7 +152,8 @@ def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
     """The ``nodes`` nodes of the highest path probability, at most ``width`` below each other node.
 
     Nodes that were drawn from a distribution which the tree carries all stay, of which there must be no more than
-    ``nodes``: to drop some by what they are worth would bias a rule that compares p with q.
+    ``nodes``: to drop some by what they are worth would bias a rule that compares p with q. The tree's support stays
+    where it fits in next to them, and is given up for good where it does not.
     """
     if len(tree) <= nodes and width is None:
         return tree
@@ -161,8 +162,12 @@ def cut(tree: DraftTree, nodes: int, width: int | None = None) -> DraftTree:
     for node, parent in enumerate(tree.parents):
         if parent in tree.logprobs:
             drawn.update(tree.path(node))
-    kept = set(drawn)
-    children = Counter(tree.parents[node] for node in drawn)
+    kept = drawn | tree.support
+    children = Counter(tree.parents[node] for node in kept)
+    if len(kept) > nodes or (width is not None and max(children.values(), default=0) > width):
+        tree = replace(tree, support=frozenset(), support_worth=0.0)
+        kept = set(drawn)
+        children = Counter(tree.parents[node] for node in drawn)
     # The sort is stable and a parent is never worth less than its child, so that parents come before their children.
     for node in sorted(range(len(tree)), key=products.__getitem__, reverse=True):
         parent = tree.parents[node]

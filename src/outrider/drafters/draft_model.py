@@ -6,7 +6,6 @@ EAGLE-2 (Li et al., 2024): at each level the nodes of the highest path probabili
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,17 +13,16 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
+from outrider.drafters.cost import parameters
 from outrider.drafters.draft_growth import Growth, growth_for
+from outrider.drafters.failures import Failures
 from outrider.drafters.growth import Limits
 from outrider.drafters.vocabulary import check_vocabulary, fit_logits
 from outrider.executors.base import COMMITTED, Segment
-from outrider.models.config import ModelConfig, weight_shapes
 from outrider.models.loader import load_model
 
 if TYPE_CHECKING:
     import torch
-
-_log = logging.getLogger(__name__)
 
 _CHUNK = 512
 """Rows of one forward pass, all requests together, while the draft model reads what it has not seen."""
@@ -73,10 +71,9 @@ class DraftModelDrafter(Drafter):
         self._executor = context.open_executor(model)
         self._vocab_size = target.config.vocab_size
         self._width = config.tree_width or 1
-        self._cost_ratio = _parameters(model.config) / _parameters(target.config) if config.adaptive else None
+        self._cost_ratio = parameters(model.config) / parameters(target.config) if config.adaptive else None
         self._runs: dict[int, _Run] = {}
-        self._failed: set[int] = set()
-        self._warned = False
+        self._failures = Failures(self.name)
 
     def open(self, view: SequenceView) -> None:
         """Read a short prompt but for its last token, the root of the first draft; a long one comes in chunks.
@@ -116,9 +113,7 @@ class DraftModelDrafter(Drafter):
         ]
 
     def take_failures(self) -> frozenset[int]:
-        failed = frozenset(self._failed)
-        self._failed.clear()
-        return failed
+        return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:
         """Free the request's KV; what it held is read again when the request goes on."""
@@ -219,10 +214,7 @@ class DraftModelDrafter(Drafter):
             part.growth.expand(nodes, logits)
         except NonFiniteLogitsError as error:
             part.failed = True
-            self._failed.add(part.growth.view.request_id)
-            if not self._warned:
-                self._warned = True
-                _log.warning("draft_model: a request goes without its draft (%s); said once, counted always", error)
+            self._failures.add(part.growth.view.request_id, error)
 
     @staticmethod
     def _segment(part: _Round, nodes: Sequence[int]) -> Segment:
@@ -243,15 +235,3 @@ class DraftModelDrafter(Drafter):
     def _logits(self, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
         """Rows of logits, cut or padded to the target's vocabulary."""
         return fit_logits(self._executor.forward(segments).logits, self._vocab_size).unbind()
-
-
-def _parameters(config: ModelConfig) -> int:
-    """Weights that a forward pass reads: what it costs while memory is the limit. An embedding is only looked up."""
-    total = 0
-    for name, shape in weight_shapes(config).items():
-        if name != "model.embed_tokens.weight" or config.tie_embeddings:
-            size = 1
-            for n in shape:
-                size *= n
-            total += size
-    return total

@@ -8,7 +8,8 @@ decoding. What it decides changes the clock only, never the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.core.tree import DraftTree
@@ -44,21 +45,22 @@ class Planner:
         """Keep the nodes that raise the expected tokens per second, over all requests together; ``most`` at most.
 
         batch_size: requests that take part in the round, those without a tree included.
-        A node's estimate is never above its parent's, so that the best n nodes always form trees.
+        A node's estimate is never above its parent's, so that the best n nodes always form trees. A tree's support goes
+        along as a whole, at the price of its rows, where what it is worth to later rounds pays for them.
         """
-        ranked: list[tuple[float, int, int]] = []
-        for which, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+        probabilities: list[Sequence[float]] = []
+        for request, tree in zip(requests, trees, strict=True):
             calibrator = self._calibrators.get(request.view.tenant)
-            probabilities = calibrator.path_probabilities(tree, request.view.request_id)
-            ranked.extend((-p, which, node) for node, p in enumerate(probabilities))
-        ranked.sort()
-        count = self._best_count(batch_size, [-p for p, _, _ in ranked[:most]])
-        if count == len(ranked):
-            return list(trees)
-        kept: list[set[int]] = [set() for _ in trees]
-        for _, which, node in ranked[:count]:
-            kept[which].add(node)
-        return [tree.keep(nodes) if len(nodes) < len(tree) else tree for tree, nodes in zip(trees, kept, strict=True)]
+            probabilities.append(calibrator.path_probabilities(tree, request.view.request_id))
+        best: _Choice | None = None
+        for supported in _supported(trees, most):
+            choice = self._choose(trees, probabilities, supported, batch_size, most)
+            if best is None or choice.rate > best.rate:
+                best = choice
+        assert best is not None
+        return [
+            tree.keep(nodes) if len(nodes) < len(tree) else tree for tree, nodes in zip(trees, best.kept, strict=True)
+        ]
 
     def profit(self, tree: DraftTree, emitted: int, nodes: Sequence[int]) -> float:
         """Seconds that verifying a request's tree has won, drafting not counted: what its tokens beyond the first would
@@ -94,16 +96,67 @@ class Planner:
         """A request has ended."""
         self._calibrators.get(request.view.tenant).forget(request.view.request_id)
 
-    def _best_count(self, batch_size: int, probabilities: Sequence[float]) -> int:
-        """How many of the nodes, best first, to verify. Every count is tried: the price need not be convex."""
-        if self.price is None or not probabilities:
-            return len(probabilities)
-        plain, *prices = self.price.rising(batch_size, 1 + len(probabilities))
+    def _choose(
+        self,
+        trees: Sequence[DraftTree],
+        probabilities: Sequence[Sequence[float]],
+        supported: Collection[int],
+        batch_size: int,
+        most: int,
+    ) -> _Choice:
+        """The best nodes to go along with the support of the ``supported`` trees."""
+        kept = [set(tree.support) if which in supported else set() for which, tree in enumerate(trees)]
+        rows = sum(map(len, kept))
         expected = float(batch_size)
-        best, best_rate = 0, expected / plain
+        for which in supported:
+            expected += trees[which].support_worth + sum(probabilities[which][node] for node in kept[which])
+        ranked = sorted(
+            (-probability, which, node)
+            for which, own in enumerate(probabilities)
+            for node, probability in enumerate(own)
+            if node not in kept[which]
+        )[: most - rows]
+        count, rate = self._best_count(batch_size, expected, rows, [-negated for negated, _, _ in ranked])
+        for _, which, node in ranked[:count]:
+            kept[which].add(node)
+        return _Choice(rate, kept)
+
+    def _best_count(
+        self, batch_size: int, expected: float, rows: int, probabilities: Sequence[float]
+    ) -> tuple[int, float]:
+        """How many of the nodes, best first, to verify, and the tokens per second that this promises.
+
+        expected: tokens without any of them; rows: draft rows without any of them. Every count is tried: the price need
+        not be convex.
+        """
+        if self.price is None:
+            return len(probabilities), 0.0
+        if not rows and not probabilities:
+            return 0, 0.0
+        first, *prices = self.price.rising(batch_size + rows, 1 + len(probabilities))
+        best, best_rate = 0, expected / first
         for count, (probability, seconds) in enumerate(zip(probabilities, prices, strict=True), start=1):
             expected += probability
             rate = expected / seconds
             if rate > best_rate:
                 best, best_rate = count, rate
-        return best
+        return best, best_rate
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """kept: nodes to verify, of each tree. rate: tokens per second that they promise; 0 where no price is known."""
+
+    rate: float
+    kept: list[set[int]]
+
+
+def _supported(trees: Sequence[DraftTree], most: int) -> Iterator[frozenset[int]]:
+    """Which trees to forward with their support: as many as ``most`` rows hold at first, down to none, those with the
+    most worth for a row to the last.
+    """
+    worth = {which: tree.support_worth / len(tree.support) for which, tree in enumerate(trees) if tree.support}
+    order = sorted(worth, key=lambda which: -worth[which])
+    for count in range(len(order), -1, -1):
+        if sum(len(trees[which].support) for which in order[:count]) <= most:
+            yield frozenset(order[:count])

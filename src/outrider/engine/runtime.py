@@ -140,3 +140,6 @@ class _OpenAlike(OpenExecutor):
 
     def dense(self, weight: torch.Tensor) -> Dense:
         return self._runtime.executor.dense(weight)
+
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._runtime.executor.top_k(logits, k)

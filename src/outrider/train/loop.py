@@ -80,7 +80,7 @@ def train(
             total=run.updates, initial=run.progress.update, unit="update", desc=module.method, disable=not show_progress
         ) as bar,
     ):
-        run.measure_if_due()
+        run.prepare()
         for batch in run.upcoming():
             bar.set_postfix(run.learn(batch), refresh=False)
             bar.update()
@@ -115,6 +115,12 @@ class _Run:
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)
+
+    def prepare(self) -> None:
+        """What comes before the first update."""
+        if self.progress.update == 0:
+            self._module.prepare(self._reader.submit(self._read, self._plan[0]).result())
+            self.measure_if_due()
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

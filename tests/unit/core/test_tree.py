@@ -138,3 +138,39 @@ def test_merging_a_tree_with_nothing_changes_no_path(tree: DraftTree) -> None:
     whole = merge([DraftTree(), tree])
     assert (list(whole.tokens), list(whole.parents)) == (list(tree.tokens), list(tree.parents))
     assert whole.logprobs.keys() == tree.logprobs.keys()
+
+
+BACKED = replace(TREE, support=frozenset({0, 2}), support_worth=0.7)
+
+
+def test_a_support_is_kept_as_a_whole_or_not_at_all() -> None:
+    whole = BACKED.keep({0, 2, 3})
+    assert [whole.tokens[node] for node in sorted(whole.support)] == [4, 1]
+    assert whole.support_worth == 0.7
+    part = BACKED.keep({0, 1, 3})
+    assert list(part.tokens) == [4, 5, 2]
+    assert (part.support, part.support_worth) == (frozenset(), 0.0)
+
+
+def test_merging_joins_supports_and_adds_up_their_worth() -> None:
+    """Nodes that both have are forwarded once; numbers are those of the merged tree."""
+    other = DraftTree([5, 3], [ROOT, 0], [0.5, 0.5], support=frozenset({0, 1}), support_worth=0.5)
+    whole = merge([BACKED, other])
+    whole.check(VOCAB)
+    assert {tuple(whole.tokens[i] for i in whole.path(node)) for node in whole.support} == {(4,), (4, 1), (5,), (5, 3)}
+    assert whole.support_worth == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("support", "worth", "reason"),
+    [
+        ({2}, 0.0, "is support and its parent 0 is not"),
+        ({0, 5}, 0.0, "has node 5, of 5"),
+        ({-1}, 0.0, "has node -1"),
+        ({0}, -0.1, "is worth -0.1"),
+        ({0}, math.nan, "is worth nan"),
+    ],
+)
+def test_a_broken_support_is_refused(support: set[int], worth: float, reason: str) -> None:
+    with pytest.raises(DraftError, match=reason):
+        replace(TREE, support=frozenset(support), support_worth=worth).check(VOCAB)

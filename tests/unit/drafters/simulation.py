@@ -8,13 +8,14 @@ from dataclasses import fields
 
 import torch
 
+from outrider.acceptance.base import Verdict
 from outrider.core.config import AUTO, SpeculativeConfig
 from outrider.core.noise import Stream
 from outrider.core.sampling import SamplingParams, SamplingState
 from outrider.core.tree import ROOT, DraftTree
-from outrider.drafters import build
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
-from tests.support.fakes import EOS, VOCAB, OpenFake, fake_model, random_logits
+from tests.support.fake_heads import OpenFakeHeads, build_with_heads, hidden
+from tests.support.fakes import EOS, VOCAB, fake_model, random_logits
 
 
 def context(**config: object) -> DrafterContext:
@@ -25,16 +26,16 @@ def context(**config: object) -> DrafterContext:
     method = str(config.get("method", ""))
     if "draft_model" in method:
         config.setdefault("model", "fake")
-    readers = {option.name: option.metadata["method"] for option in fields(SpeculativeConfig)}
+    readers = {option.name: option.metadata["methods"] for option in fields(SpeculativeConfig)}
     read = (method, *(AUTO if method == "auto" else method.split("+")))
-    config = {name: value for name, value in config.items() if readers[name] is None or readers[name] in read}
+    config = {name: value for name, value in config.items() if not readers[name] or set(readers[name]) & set(read)}
     if method == "none":
         config = {"method": method}
-    return DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFake())  # type: ignore[arg-type]
+    return DrafterContext(SpeculativeConfig(**config), fake_model(), OpenFakeHeads(1.0))  # type: ignore[arg-type]
 
 
 def make(method: str, **config: object) -> Drafter:
-    return build(context(method=method, **config))
+    return build_with_heads(context(method=method, **config))
 
 
 def make_view(
@@ -60,12 +61,16 @@ def commit(view: SequenceView, tokens: Sequence[int]) -> None:
 
 
 class Simulation:
-    """One request: `draft`, then `settle`, again and again. Everything random comes from ``seed``."""
+    """One request: `draft`, then `settle`, again and again; the first time, the prompt is forwarded along with it.
+
+    Everything random comes from ``seed``.
+    """
 
     def __init__(self, drafter: Drafter, view: SequenceView, seed: int = 0) -> None:
         self.drafter = drafter
         self.view = view
         self._random = random.Random(seed)
+        self._forwarded = 0
 
     def open(self) -> Simulation:
         self.drafter.open(self.view)
@@ -74,20 +79,44 @@ class Simulation:
     def draft(self, budget: Budget) -> DraftTree:
         return self.drafter.propose([self.view], budget)[0]
 
-    def settle(self, tree: DraftTree) -> Observation:
-        """Accept a random path, commit it with a correction token, and say what the drafter is to observe."""
+    def settle(self, tree: DraftTree, verdict: Verdict | None = None) -> Observation:
+        """Accept a path, a random one unless there is a verdict, commit it with a correction token, and say what the
+        drafter is to observe.
+        """
+        path = list(verdict.path) if verdict is not None else self._random_path(tree)
+        at = path[-1] if path else ROOT
+        rows = [self.view.tokens[-1], *tree.tokens]
+        histories = [self.view.tokens + [tree.tokens[n] for n in tree.path(node)] for node in range(len(tree))]
+        logits = torch.stack([random_logits(h) for h in (list(self.view.tokens), *histories)])
+        last = verdict.token if verdict is not None else self._correction(logits[at + 1])
+        committed = [*(tree.tokens[node] for node in path), last]
+        start, self._forwarded = self._forwarded, len(self.view.tokens) + len(path)
+        context = self.view.tokens[start:-1]
+        histories = [*(self.view.tokens[: end + 1] for end in range(start, len(self.view.tokens))), *histories]
+        commit(self.view, committed)
+        wants = self.drafter.wants
+        top = logits.log_softmax(-1).topk(wants.top_k) if wants.top_k else None
+        return Observation(
+            self.view,
+            committed,
+            rows,
+            [0, *(node + 1 for node in path)],
+            tree,
+            top_ids=None if top is None else top.indices,
+            top_logprobs=None if top is None else top.values,
+            context=context,
+            start=start,
+            hidden={layer: torch.stack([hidden(layer, h) for h in histories]) for layer in wants.hidden_layers},
+        )
+
+    def _random_path(self, tree: DraftTree) -> list[int]:
         path: list[int] = []
         children = tree.children()
         at = ROOT
         while (below := children.get(at)) and self._random.random() < 0.7:
             at = self._random.choice(below)
             path.append(at)
-        rows = [self.view.tokens[-1], *tree.tokens]
-        histories = [self.view.tokens + [tree.tokens[n] for n in tree.path(node)] for node in range(len(tree))]
-        logits = torch.stack([random_logits(h) for h in (list(self.view.tokens), *histories)])
-        committed = [*(tree.tokens[node] for node in path), self._correction(logits[at + 1])]
-        commit(self.view, committed)
-        return self._observation(tree, path, rows, committed, logits)
+        return path
 
     def rounds(self, count: int, budget: Budget) -> list[DraftTree]:
         """Play whole rounds; returns what was drafted in each."""
@@ -102,19 +131,3 @@ class Simulation:
         if self._random.random() < 0.8:
             return int(logits[EOS + 1 :].argmax()) + EOS + 1
         return self._random.randrange(EOS + 1, VOCAB)
-
-    def _observation(
-        self, tree: DraftTree, path: list[int], rows: list[int], committed: list[int], logits: torch.Tensor
-    ) -> Observation:
-        wants = self.drafter.wants
-        top = logits.log_softmax(-1).topk(wants.top_k) if wants.top_k else None
-        return Observation(
-            self.view,
-            committed,
-            rows,
-            [0, *(node + 1 for node in path)],
-            tree,
-            top_ids=None if top is None else top.indices,
-            top_logprobs=None if top is None else top.values,
-            hidden={layer: torch.zeros(len(rows), 8) for layer in wants.hidden_layers},
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,3 +217,35 @@ def test_failures_are_told_by_request() -> None:
     cascade.propose(views[:1], Budget(4, 4))
     assert cascade.take_failures() == {1, 7}
     assert cascade.take_failures() == {7}, "told once"
+
+
+def _backed() -> DraftTree:
+    """A good chain of three, and a support of two that nobody expects to be accepted."""
+    return DraftTree(
+        [3, 4, 5, 6, 7],
+        [ROOT, 0, 1, ROOT, 3],
+        [0.9, 0.9, 0.9, 0.01, 0.01],
+        support=frozenset({3, 4}),
+        support_worth=0.4,
+    )
+
+
+def test_a_cut_leaves_the_support_and_takes_other_nodes() -> None:
+    kept = cut(_backed(), 4)
+    assert sorted(kept.tokens) == [3, 4, 6, 7]
+    assert {kept.tokens[node] for node in kept.support} == {6, 7}
+
+
+@pytest.mark.parametrize(("nodes", "width", "left"), [(1, None, [3]), (4, 1, [3, 4, 5])])
+def test_a_support_that_does_not_fit_is_given_up(nodes: int, width: int | None, left: list[int]) -> None:
+    tree = replace(_backed(), parents=[ROOT, 0, 1, ROOT, ROOT]) if width else _backed()
+    kept = cut(tree, nodes, width)
+    assert (list(kept.tokens), kept.support) == (left, frozenset())
+
+
+def test_the_support_of_a_member_is_the_cascades() -> None:
+    chain = DraftTree.chain([3, 8], [0.8, 0.8])
+    cascade = Cascade([Scripted("a", chain), Scripted("b", _backed())])
+    tree = cascade.propose([make_view([1, 2])], Budget(5, 5))[0]
+    assert {tuple(tree.tokens[i] for i in tree.path(node)) for node in tree.support} == {(6,), (6, 7)}
+    assert tree.support_worth == 0.4

@@ -312,3 +312,48 @@ def test_trim_keeps_what_can_be_of_use(tree: DraftTree, room: int, ends: set[int
             if depths[tree.tokens[node]] <= room and not {tree.tokens[a] for a in tree.path(node)[:-1]} & ends
         ]
         assert list(kept.tokens) == [tree.tokens[node] for node in useful]
+
+
+def backed(worth: float, *scores: float) -> DraftTree:
+    """A chain of the given scores beside a support of two nodes that is almost never accepted."""
+    own = chain(*scores)
+    n = len(scores)
+    return DraftTree(
+        [*own.tokens, 20, 21],
+        [*own.parents, -1, n],
+        [*scores, 0.001, 0.001],
+        support=frozenset({n, n + 1}),
+        support_worth=worth,
+    )
+
+
+def test_support_goes_along_where_its_worth_pays_for_its_rows() -> None:
+    seconds = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    dear, cheap = backed(0.1, 0.05, 0.5), backed(0.5, 0.05, 0.5)
+    assert len(select(seconds, [dear])[0]) == 0
+    kept = select(seconds, [cheap])[0]
+    assert (list(kept.tokens), kept.support, kept.support_worth) == ([20, 21], frozenset({0, 1}), 0.5)
+
+
+def test_support_is_paid_for_as_any_other_row() -> None:
+    """With two rows of the support in the round, the chain's come at the price of the fourth row and the fifth."""
+    tree = backed(1.0, 0.5, 0.9)
+    assert len(select([1.0, 1.0, 1.0, 1.05, 1.1], [tree])[0]) == 4
+    assert len(select([1.0, 1.0, 1.0, 3.0, 6.0], [tree])[0]) == 2
+
+
+def test_support_that_does_not_fit_leaves_its_rows_to_others() -> None:
+    kept = select([1.0] * 8, [backed(5.0, 0.5, 0.5)], most=1)[0]
+    assert (list(kept.tokens), kept.support) == ([3], frozenset())
+
+
+def test_of_two_supports_the_better_one_stays() -> None:
+    kept = select([1.0, 1.0, 1.2, 1.4, 9.0, 9.0], [backed(0.6), backed(0.9)])
+    assert [len(tree.support) for tree in kept] == [0, 2]
+
+
+def test_a_planner_without_prices_keeps_support_that_fits() -> None:
+    stubs = [Stub()] * 2
+    kept = Planner(None).select(stubs, [backed(0.0, 0.9, 0.9), backed(0.0)], 2, 5)  # type: ignore[arg-type]
+    assert [len(tree.support) for tree in kept] == [2, 2]
+    assert sum(map(len, kept)) == 5

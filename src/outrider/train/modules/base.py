@@ -14,6 +14,7 @@ from outrider.core.errors import ConfigError
 from outrider.heads.head import Head
 from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, Wanted
+from outrider.train.modules.layers import ScaledLinear
 from outrider.train.modules.target import Target
 
 
@@ -142,13 +143,21 @@ class DrafterModule(nn.Module, ABC):
         """The target's distribution of every label over the draft vocabulary."""
         return Wanted.of_target(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
 
+    def prepare(self, batch: Batch) -> None:
+        """Look at a first batch before anything is learned. Must not change what the drafter computes."""
+
     def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-        """Parameters by canonical name."""
-        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+        """What it has learned, by canonical name, in copies."""
+        found = {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.named_parameters()}
+        for name, layer in self.named_modules():
+            if isinstance(layer, ScaledLinear):
+                found[f"{name}.weight"] = layer.matrix.detach().to(dtype)
+        return found
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over the tensors of a head of the same shape, by canonical name."""
-        self.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+        scales = {name: torch.ones_like(tensor) for name, tensor in self.named_buffers()}
+        self.load_state_dict(scales | {name: tensor.float() for name, tensor in tensors.items()})
 
 
 def tally_of(measured: Sequence[CrossEntropy], learned: Sequence[int], asked: Sequence[int]) -> Tally:

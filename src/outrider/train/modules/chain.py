@@ -14,7 +14,6 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from outrider.core.errors import HeadMismatchError
 from outrider.executors.torch.rope import RotaryTable, rotate
@@ -24,7 +23,7 @@ from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, soft_cross_entropy
 from outrider.train.modules.attention import attend
 from outrider.train.modules.base import DrafterModule, Goal, Outcome, Tally, tally_of
-from outrider.train.modules.layers import Attention, Block, Core, Product
+from outrider.train.modules.layers import Attention, Block, Core, Product, ScaledLinear
 from outrider.train.modules.target import Target
 
 
@@ -73,7 +72,7 @@ class ChainModule(DrafterModule):
         self.model = Core(config)
         if len(feature_layers) > 1:
             size = config.hidden_size
-            self.features = nn.Linear(len(feature_layers) * size, size, bias=False)
+            self.features = ScaledLinear(len(feature_layers) * size, size, bias=False)
         self._rotary = RotaryTable(config, config.max_position, torch.device("cpu"))
 
     @property
@@ -114,6 +113,16 @@ class ChainModule(DrafterModule):
         module.normed = head.normed
         module.load(tensors)
         return module
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> None:
+        rows = batch.positions > 0  # a text's first state is an outlier
+        if len(self.feature_layers) > 1:
+            self.features.measure(batch.features[rows])
+        if not self.attends:
+            token = self._norm_token(self.target.embedding[batch.tokens].float())
+            feature = self._norm_feature(self.joined_features(batch.features))
+            self.model.fuse.measure(torch.cat((token, feature), dim=-1)[rows])
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,6 @@ class Eagle3(ChainModule):
             module.model.feature_norm.weight.copy_(target.layer(last, "input_layernorm"))
             if len(layers) > 1:  # at first the feature is the highest layer's state
                 size = config.hidden_size
-                module.features.weight.normal_(std=0.01)
-                module.features.weight[:, -size:] += torch.eye(size)
+                module.features.weight.zero_()
+                module.features.weight[:, -size:] = torch.eye(size)
         return module

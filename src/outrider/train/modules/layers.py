@@ -32,6 +32,32 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
 
 
+class ScaledLinear(nn.Linear):
+    """A matrix whose columns are learned in units that fit their inputs: it stands for ``weight / scale``.
+
+    Adam moves all elements by about as much, whatever they are multiplied with. Hidden states have dimensions a hundred
+    times larger than others, which would make the product jump before the small ones come to matter.
+    """
+
+    scale: torch.Tensor
+
+    def __init__(self, size_in: int, size_out: int, bias: bool) -> None:
+        super().__init__(size_in, size_out, bias)
+        self.register_buffer("scale", torch.ones(size_in))
+
+    @torch.no_grad()
+    def measure(self, x: torch.Tensor, size: float = 1.0) -> None:
+        """Take the units from inputs x [R, in]; outputs are to be of about ``size``. What it stands for stays."""
+        scale = x.float().pow(2).mean(0).sqrt().clamp(min=1e-3) / size
+        self.weight *= scale / self.scale
+        self.scale.copy_(scale)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """What it stands for, differentiable by ``weight``."""
+        return self.weight / self.scale
+
+
 class Attention(nn.Module):
     """The four matrices of attention. seen: size of the rows that q, k and v read."""
 
@@ -82,7 +108,7 @@ class Core(nn.Module):
             self.embed_norm = Norm(c.hidden_size, c.rms_norm_eps)
             self.feature_norm = Norm(c.hidden_size, c.rms_norm_eps)
         if not attend:
-            self.fuse = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=fusion.bias)
+            self.fuse = ScaledLinear(2 * c.hidden_size, c.hidden_size, fusion.bias)
         self.layers = nn.ModuleList([Block(c, 2 * c.hidden_size if attend else c.hidden_size)])
         if c.final_norm:
             self.norm = Norm(c.hidden_size, c.rms_norm_eps)
@@ -98,7 +124,8 @@ class Product:
     @classmethod
     def of(cls, dtype: torch.dtype, *layers: nn.Linear) -> Product:
         """The layers below one another: one large product is faster than several small ones."""
-        weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
+        parts = [layer.matrix if isinstance(layer, ScaledLinear) else layer.weight for layer in layers]
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers]).to(dtype)
         return cls(weight.to(dtype), bias)
 

@@ -11,7 +11,7 @@ from outrider.heads.head import OUTPUT, Head
 from outrider.train.batches import Batch
 from outrider.train.losses import soft_cross_entropy
 from outrider.train.modules.base import DrafterModule, Goal, Outcome, Shape, tally_of
-from outrider.train.modules.layers import Product
+from outrider.train.modules.layers import Product, ScaledLinear
 from outrider.train.modules.target import Target
 
 
@@ -20,7 +20,7 @@ class MedusaHead(nn.Module):
 
     def __init__(self, size: int, num_blocks: int, rows: torch.Tensor | None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(size, size) for _ in range(num_blocks)])
+        self.blocks = nn.ModuleList([ScaledLinear(size, size, bias=True) for _ in range(num_blocks)])
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if rows is not None:
@@ -31,7 +31,7 @@ class MedusaHead(nn.Module):
     def forward(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """x: [R, H] float32 -> the same, past the blocks."""
         for block in self.blocks:
-            assert isinstance(block, nn.Linear)
+            assert isinstance(block, ScaledLinear)
             x = x + F.silu(Product.of(dtype, block)(x))
         return x
 
@@ -74,6 +74,13 @@ class Medusa(DrafterModule):
         module = cls(target, head.num_heads, blocks.pop(), head.draft_ids, outputs > 0, shared, dtype)
         module.load(head.tensors)
         return module
+
+    def prepare(self, batch: Batch) -> None:
+        features = self.target.normed(batch.features)
+        size = float(features.pow(2).mean().sqrt())  # what is added to the features is to be as large
+        for layer in self.modules():
+            if isinstance(layer, ScaledLinear):
+                layer.measure(features, size)
 
     def loss(self, batch: Batch, goal: Goal) -> Outcome:
         """Head k is trained on the target's distribution k places after the label."""

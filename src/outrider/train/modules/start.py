@@ -78,6 +78,6 @@ def start_projection(fuse: nn.Linear) -> None:
     """Let the feature through as it is, and the embedding but faintly: the block starts near what the target has."""
     size = fuse.out_features
     fuse.weight.normal_(std=_SPREAD)
-    fuse.weight[:, size:] += torch.eye(size)
+    fuse.weight[:, size:] = torch.eye(size)
     if fuse.bias is not None:
         fuse.bias.zero_()

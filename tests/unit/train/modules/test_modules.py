@@ -193,8 +193,8 @@ def test_options_that_would_be_ignored(store: MemoryStore) -> None:
         new_module("mtp", target, Shape(num_heads=3), store.samples)
     with pytest.raises(ConfigError, match="intermediate_size is for eagle3, eagle, mtp; medusa"):
         new_module("medusa", target, Shape(intermediate_size=3), store.samples)
-    with pytest.raises(UnknownNameError, match="did you mean 'eagle3'"):
-        new_module("eagle4", target, Shape(), store.samples)
+    with pytest.raises(UnknownNameError, match="did you mean 'medusa'"):
+        new_module("medusae", target, Shape(), store.samples)
 
 
 def test_a_target_of_few_layers_has_no_eagle3() -> None:

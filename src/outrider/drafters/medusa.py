@@ -1,0 +1,180 @@
+"""Medusa: several heads on the target's last hidden state, each for a token further on.
+
+Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024). The heads do not
+see each other's guesses, so that a tree of them is laid out without any further forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.core.errors import NonFiniteLogitsError
+from outrider.core.noise import Stream
+from outrider.core.tree import DraftTree
+from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
+from outrider.drafters.calibration import Calibrator
+from outrider.drafters.failures import Failures
+from outrider.drafters.features import Features
+from outrider.drafters.growth import Limits, grow
+from outrider.drafters.guesses import Guesses
+from outrider.drafters.head_children import children_of
+from outrider.drafters.medusa_heads import MedusaHeads
+from outrider.drafters.tenants import TenantStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.heads.head import Head
+
+_WIDTH = 8
+"""Candidates of a head that are considered, unless the configuration says otherwise."""
+_CANDIDATES = 48
+"""Columns of a row of logits that the sampling transform is applied to, best first."""
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A head's candidates after some path, with its own scores, best first; and as they are rated by their accuracy."""
+
+    candidates: Sequence[tuple[int, float]]
+    rated: Sequence[tuple[int, float]]
+
+
+class MedusaDrafter(Drafter):
+    """The sparse tree of the paths that are most likely right: the product, over a path, of how often head k's r-th
+    candidate has been right where the tokens before it were, among those that it was as sure of.
+
+    With n the root's position, head k reads the state of position n - 1 and guesses the token at n + 1 + k.
+    """
+
+    name = "medusa"
+    default_tokens = 24
+    needs_model = True
+
+    def __init__(self, context: DrafterContext, head: Head | None = None) -> None:
+        """head: None for the one that the configuration names, or that the target comes with.
+
+        Raises what `head_for` and `OpenExecutor.dense` raise.
+        """
+        if head is None:
+            from outrider.drafters.heads import head_for
+
+            head = head_for(context, self.name)
+        self._heads = MedusaHeads(head, context.target, context.open_executor)
+        self._features = Features(head, context)
+        self._top_k = context.open_executor.top_k
+        self._columns = None if head.draft_ids is None else head.draft_ids.numpy()
+        self._width = context.config.tree_width or _WIDTH
+        self._states: dict[int, tuple[int, torch.Tensor]] = {}
+        self._drafts: dict[int, dict[Path, _Offer]] = {}
+        self._accuracies: TenantStore[Calibrator] = TenantStore(Calibrator)
+        self._failures = Failures(self.name)
+        self.wants = Wants(hidden_layers=head.feature_layers)
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        import torch
+
+        limits = {view.request_id: Limits.of(view, budget) for view in views}
+        asked = [view for view in views if self._knows(view) and limits[view.request_id].nodes]
+        trees: dict[int, DraftTree] = {}
+        if asked:
+            states = torch.cat([self._states[view.request_id][1] for view in asked])
+            logits = self._heads(self._features.of(states))
+            guesses = Guesses.of(logits.flatten(0, 1), self._columns, self._top_k, _CANDIDATES)
+            for i, view in enumerate(asked):
+                of_heads = [guesses[row : row + 1] for row in range(i, len(guesses), len(asked))]
+                trees[view.request_id] = self._tree(view, of_heads, limits[view.request_id])
+        return [trees.get(view.request_id, DraftTree()) for view in views]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            draft = self._drafts.pop(observation.view.request_id, None)
+            if draft is not None:
+                self._learn(observation, draft)
+            if observation.path and not observation.finished:
+                row = len(observation.context) + observation.path[-1]
+                position = observation.start + len(observation.context) + len(observation.path) - 1
+                state = self._features.states(observation, [row])
+                self._states[observation.view.request_id] = (position, state)
+
+    def take_failures(self) -> frozenset[int]:
+        return self._failures.take()
+
+    def pause(self, view: SequenceView) -> None:
+        """Forget the state: the target goes through the text again before the next draft."""
+        self._states.pop(view.request_id, None)
+
+    def close(self, view: SequenceView) -> None:
+        self._states.pop(view.request_id, None)
+        self._drafts.pop(view.request_id, None)
+        self._accuracies.get(view.tenant).forget(view.request_id)
+
+    def _knows(self, view: SequenceView) -> bool:
+        """Whether the state before the root is at hand."""
+        known = self._states.get(view.request_id)
+        return known is not None and known[0] == len(view.tokens) - 2
+
+    def _tree(self, view: SequenceView, of_heads: Sequence[Guesses], limits: Limits) -> DraftTree:
+        """One request's tree. Logits that cannot be used cost that request its draft, and no other."""
+        draft = self._drafts[view.request_id] = {}
+        try:
+            for guesses in of_heads:
+                guesses.check()
+        except NonFiniteLogitsError as error:
+            self._failures.add(view.request_id, error)
+            return DraftTree()
+        at_depth: dict[int, _Offer] = {}
+
+        def expand(path: Path) -> Iterator[tuple[int, float, Path]]:
+            depth = len(path)
+            if depth == len(of_heads):
+                return
+            if view.sampling.candidates.reads_paths or depth not in at_depth:
+                at_depth[depth] = self._offer(view, of_heads[depth], path)
+            offer = draft[path] = at_depth[depth]
+            for token, score in offer.rated:
+                yield token, score, (*path, token)
+
+        root: Path = ()
+        return grow(root, expand, limits, width=self._width)
+
+    def _offer(self, view: SequenceView, guesses: Guesses, path: Path) -> _Offer:
+        """A head's candidates after ``path``, whose length is the head's number."""
+        paths = np.array([path], dtype=np.int64).reshape(1, -1)
+        tokens, scores = children_of(view, guesses, paths, self._width)
+        possible = [
+            (token, score) for token, score in zip(tokens[0].tolist(), scores[0].tolist(), strict=True) if score
+        ]
+        accuracy = self._accuracies.get(view.tenant)
+        chances = [
+            accuracy.probability(_source(view, len(path), rank), score, len(path) + 1, view.request_id)
+            for rank, (_, score) in enumerate(possible)
+        ]
+        rated = [(token, chance) for (token, _), chance in zip(possible, chances, strict=True)]
+        return _Offer(possible, sorted(rated, key=lambda candidate: -candidate[1]))
+
+    def _learn(self, observation: Observation, draft: Mapping[Path, _Offer]) -> None:
+        """Which candidates were right, as far as what was drafted went along with the text."""
+        view = observation.view
+        accuracy = self._accuracies.get(view.tenant)
+        path: Path = ()
+        for right in observation.committed:
+            if path not in draft:
+                break
+            for rank, (token, score) in enumerate(draft[path].candidates):
+                source = _source(view, len(path), rank)
+                accuracy.record(source, score, len(path) + 1, view.request_id, token == right)
+            path = (*path, right)
+
+
+def _source(view: SequenceView, head: int, rank: int) -> str:
+    """What is told apart when accuracies are measured, next to how sure the head is."""
+    kind = "greedy" if view.sampling.params.greedy else "sampled"
+    shared = view.noise_stream == Stream.TARGET
+    return f"{kind}{shared:d}-{head}-{rank}"

@@ -1,0 +1,127 @@
+"""The promise with learned drafters: random heads over small random models, on both executors.
+
+What a head computes cannot change the text. These know nothing, so that most of what they draft is rejected, and shared
+noise makes the rest right often enough to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+
+import pytest
+import torch
+
+from outrider import LLM, RequestOutput, SamplingParams
+from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.drafters.base import Drafter, DrafterContext
+from outrider.drafters.cascade import Cascade
+from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter
+from outrider.drafters.medusa import MedusaDrafter
+from outrider.drafters.mtp import MtpDrafter
+from outrider.engine.runtime import _OpenAlike
+from outrider.executors.native import why_unavailable
+from outrider.heads.head import Head
+from tests.support.heads import random_head
+from tests.support.models import random_model
+
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())))
+EXECUTORS = pytest.mark.parametrize("executor", ["torch", NATIVE])
+DRAFTERS: Mapping[str, Callable[[DrafterContext, Head], Drafter]] = {
+    "eagle": EagleDrafter,
+    "eagle3": Eagle3Drafter,
+    "mtp": MtpDrafter,
+    "medusa": MedusaDrafter,
+}
+METHODS = pytest.mark.parametrize("method", DRAFTERS)
+
+PROMPTS = [[1, 9, 5, 9, 5, 9, 5], [8, 3] * 30, [3, 4, 5, 6, 7, 3, 4, 5], [20], [8, 3] * 25 + [4, 100]]
+PARAMS = [
+    SamplingParams(max_tokens=40, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=1),
+    SamplingParams(max_tokens=40, temperature=1.0, seed=2, repetition_penalty=1.2, presence_penalty=0.3),
+    SamplingParams(max_tokens=40, temperature=0.6, seed=3, frequency_penalty=0.4, min_tokens=20, top_k=8),
+    SamplingParams(max_tokens=33, temperature=1.2, seed=4, min_p=0.05, logit_bias={7: 2.0}),
+]
+SMALL = EngineConfig(max_batch_size=5, prefill_chunk=16, kv_tokens=160, max_context=128)
+"""Prompts come in chunks, and with five requests some have to make way."""
+
+
+@cache
+def llm(executor: str, config: EngineConfig = SMALL, variant: str = "llama") -> LLM:
+    model = random_model(variant, num_layers=6)
+    dtype = "float32" if executor == "torch" else "auto"
+    return LLM(model, "none", executor=executor, dtype=dtype, engine_config=config, threads=1)
+
+
+@cache
+def plain(executor: str) -> list[RequestOutput]:
+    """One request after the other."""
+    return [llm(executor).generate(prompt, own)[0] for prompt, own in zip(PROMPTS, PARAMS, strict=True)]
+
+
+def with_head(model: LLM, method: str, reduced: bool = False, beside: str | None = None, **config: object) -> LLM:
+    """The model, drafted for by a random head. reduced: it has columns for every second token alone."""
+    own = SpeculativeConfig(method=beside or "recycle", adaptive=False, **config)  # type: ignore[arg-type]
+    target = model.model.config
+    ids = torch.arange(0, target.vocab_size, 2) if reduced or method == "eagle3" else None
+    head = random_head(method, target, draft_ids=ids, own_output=method == "eagle3", seed=5)
+    context = DrafterContext(own, model.model, _OpenAlike(model._runtime))
+    drafter = DRAFTERS[method](context, head)
+    join = partial(_joined, drafter) if beside else lambda _: drafter
+    return model.with_speculation(own, join)
+
+
+def _joined(head: Drafter, other: Drafter) -> Drafter:
+    return Cascade([other, head])
+
+
+def check(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    for left, right in zip(outputs, expected, strict=True):
+        assert (left.token_ids, left.finish_reason) == (right.token_ids, right.finish_reason)
+    assert all(output.statistics.failures == 0 for output in outputs)
+    assert sum(output.statistics.accepted for output in outputs) > 0
+
+
+@EXECUTORS
+@METHODS
+@pytest.mark.parametrize("config", [{}, {"tree_width": 1, "num_speculative_tokens": 5}], ids=["tree", "chain"])
+def test_a_head_changes_no_token(executor: str, method: str, config: dict[str, object]) -> None:
+    """Greedy and sampled, with penalties, in a batch that is too large for the KV cache, prompts in chunks."""
+    model = with_head(llm(executor), method, **config)
+    outputs = model.generate(PROMPTS, PARAMS, use_tqdm=False)
+    check(outputs, plain(executor))
+    assert sum(output.preemptions for output in outputs) > 0
+
+
+@EXECUTORS
+def test_one_beside_a_drafter_of_guesses_changes_none_either(executor: str) -> None:
+    model = with_head(llm(executor), "eagle3", beside="suffix", num_speculative_tokens=12)
+    check(model.generate(PROMPTS, PARAMS, use_tqdm=False), plain(executor))
+
+
+@EXECUTORS
+def test_an_mtp_head_over_a_part_of_the_vocabulary_takes_those_rows_of_the_targets_matrix(executor: str) -> None:
+    check(with_head(llm(executor), "mtp", reduced=True).generate(PROMPTS, PARAMS, use_tqdm=False), plain(executor))
+
+
+@EXECUTORS
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_greedy_text_is_the_same_under_every_rule(executor: str, method: str, rule: str) -> None:
+    """And sampled requests run through."""
+    lossy = {"allow_lossy": True} if rule == "typical" else {}
+    model = with_head(llm(executor), method, acceptance=rule, **lossy)
+    outputs = model.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert outputs[0].token_ids == plain(executor)[0].token_ids
+    assert all(output.statistics.failures == 0 for output in outputs)
+    assert sum(output.statistics.accepted for output in outputs) > 0
+
+
+@EXECUTORS
+def test_a_text_that_begins_in_the_prefix_cache_is_the_same(executor: str) -> None:
+    model = with_head(llm(executor), "eagle3")
+    for _ in range(2):
+        outputs = [model.generate(prompt, own)[0] for prompt, own in zip(PROMPTS, PARAMS, strict=True)]
+        check(outputs, plain(executor))
+    assert outputs[1].cached_tokens > 0
