@@ -25,6 +25,9 @@ from outrider.serve.metrics import COUNTERS, GAUGES, PREFIX
 from outrider.serve.protocol.chat import ChatMessage, ChatRequest, Function, JsonSchema
 from outrider.serve.protocol.completions import CompletionRequest
 from outrider.serve.protocol.sampling import StreamOptions
+from outrider.train.config import TrainConfig
+from outrider.train.data_config import DataConfig
+from outrider.train.modules.base import Shape
 
 DOCS = Path(__file__).parent
 
@@ -71,6 +74,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "SamplingParams": lambda: config_table(SamplingParams),
     "EngineConfig": lambda: config_table(EngineConfig),
     "ServerConfig": lambda: config_table(ServerConfig),
+    "DataConfig": lambda: config_table(DataConfig),
+    "TrainConfig": lambda: config_table(TrainConfig),
+    "Shape": lambda: config_table(Shape),
     "refused": lambda: two_columns(("field", "why, or what to do instead"), refused_fields()),
     "ineffective": lambda: two_columns(("field", "why"), fields_without_effect()),
     "metrics": lambda: two_columns(("metric", "meaning"), metric_names()),

@@ -8,11 +8,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from outrider.core.config import EngineConfig
 from outrider.engine.llm import LLM
 from outrider.executors import EXECUTORS
+from outrider.executors.base import ForwardOutput, Segment
+from outrider.executors.torch.executor import TorchExecutor
 from outrider.models.chat import ChatTemplate
 from outrider.models.loader import Model
 from outrider.models.tokenizer import Tokenizer
@@ -67,3 +70,21 @@ def wordy_llm(template: str | None = CHATML, context: int = 128) -> LLM:
     """An `LLM` over `wordy_logits`, without speculation."""
     EXECUTORS._entries["wordy"] = "tests.support.training:open_wordy"
     return LLM(chat_model(template), "none", executor="wordy", engine_config=EngineConfig(max_context=context))
+
+
+class WordyExecutor(TorchExecutor):
+    """A random model whose text is made of words and comes to an end, for what needs its hidden states as well."""
+
+    def forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
+    ) -> ForwardOutput:
+        output = super().forward(segments, hidden_layers, features)
+        return replace(output, logits=2 * output.logits + _words())
+
+
+def use_wordy_model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Let every model name stand for the model that is returned, and ``--executor worded`` for a `WordyExecutor`."""
+    model = chat_model(num_layers=7, hidden_size=32, num_heads=2, num_kv_heads=1, max_position=256)
+    monkeypatch.setitem(EXECUTORS._entries, "worded", "tests.support.training:WordyExecutor")
+    monkeypatch.setattr("outrider.models.loader.load_model", lambda name, progress: model)
+    return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,18 @@ from outrider.core.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
+    from outrider.models.config import ModelConfig
 
 DEFAULT_MODEL = "smollm2-135m"
 
 _MODEL_HELP = f"an alias (see 'outrider models'), a local file or folder, or a hub id (default: {DEFAULT_MODEL})"
 
 
-def add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
-    """Add the model, where it runs and the engine's sizes. positional: the model may also be given without a flag."""
+def add_model(parser: argparse.ArgumentParser, *, positional: bool, engine: bool = True) -> None:
+    """Add the model, where it runs and the engine's sizes. positional: the model may also be given without a flag.
+
+    engine: whether the engine's sizes are the user's to choose.
+    """
     if positional:
         parser.add_argument("model_argument", metavar="MODEL", nargs="?", help=_MODEL_HELP)
     group = parser.add_argument_group("model and executor")
@@ -38,7 +42,8 @@ def add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     group.add_argument("--device", default="cpu", help="a PyTorch device, such as cpu or cuda (default: cpu)")
     group.add_argument("--quantization", metavar="KIND", help="quantise float weights at load: int8 or int4 (native)")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the executor (default: one per core)")
-    add_fields(group, EngineConfig, "engine")
+    if engine:
+        add_fields(group, EngineConfig, "engine")
 
 
 def add_sampling(
@@ -96,14 +101,23 @@ def model_name(args: argparse.Namespace) -> str:
     return positional or option or DEFAULT_MODEL
 
 
-def open_llm(args: argparse.Namespace, speculative_config: SpeculativeConfig) -> LLM:
-    """Load the model. What can be refused without PyTorch, whose import takes seconds, is refused before."""
+def open_llm(
+    args: argparse.Namespace,
+    speculative_config: SpeculativeConfig,
+    sizes: Callable[[ModelConfig], EngineConfig] | None = None,
+) -> LLM:
+    """Load the model. What can be refused without PyTorch, whose import takes seconds, is refused before.
+
+    sizes: the engine's, by the model, where they are not the user's to choose.
+    """
     from outrider.executors import check_executor
     from outrider.models.loader import load_model
 
     check_executor(args.executor)
     engine_config = EngineConfig(**given(args, "engine"))
     model = load_model(model_name(args), progress=sys.stderr.isatty())
+    if sizes is not None:
+        engine_config = sizes(model.config)
     from outrider.engine.llm import LLM
 
     llm = LLM(

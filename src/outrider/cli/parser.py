@@ -139,6 +139,8 @@ def _reader(hint: Any) -> dict[str, Any]:
         if str in inner and len(inner) > 1:
             return {"action": "append", "metavar": "TEXT"}
         reader = _reader(inner[0])
+        if "type" not in reader:
+            return reader
         return {**reader, "type": _or_none(reader["type"])}
     readers: dict[Any, dict[str, Any]] = {
         int: {"type": _whole, "metavar": "N"},

@@ -28,7 +28,7 @@ class TrainConfig:
     held_out: float = _option(0.03, "part of the samples that is never trained on, and measured instead")
     measurements: int = _option(8, "how often the held-out samples are measured")
     checkpoint_minutes: float = _option(3.0, "time between checkpoints")
-    seed: int = _option(0, "of the order of the samples, and of what starts at random")
+    seed: int = _option(0, "of what the target writes, of the order of the samples, and of what starts at random")
 
     def __post_init__(self) -> None:
         whole = (("epochs", 1), ("batch_tokens", 16), ("draft_steps", 1), ("measurements", 1), ("seed", 0))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import UsageError
-from outrider.train.records import BadLine, Conversation, Message, Record, Text, read_records
+from outrider.train.records import BadLine, Conversation, Line, Message, Record, Text
 
 if TYPE_CHECKING:
     from outrider.models.loader import Model
@@ -136,38 +135,31 @@ class SampleMaker:
         return Sample(tokens, [(start, end) for start, end in inside if start < end])
 
 
-def read_samples(paths: Sequence[Path], maker: SampleMaker, max_tokens: int | None = None) -> Samples:
-    """The samples of some JSONL files, in order, up to ``max_tokens`` tokens; None: all. Unanswered chats count as bad.
+def make_samples(lines: Iterable[Line | BadLine], maker: SampleMaker, max_tokens: int | None = None) -> Samples:
+    """The samples of some lines, in order, until there are ``max_tokens`` tokens or more; None: all.
 
-    Raises UsageError if a file cannot be read.
+    Lines of which nothing comes are among the bad ones, conversations without an answer as well.
     """
     found = Samples()
-    left = max_tokens
-    for path in paths:
-        for number, record in read_records(path):
-            if left is not None and left <= 0:
-                return found
-            made = _make(maker, number, record)
-            if isinstance(made, BadLine):
-                found.bad.append(made)
-                continue
-            found.samples += made
-            if left is not None:
-                left -= sum(len(sample.tokens) for sample in made)
+    tokens = 0
+    for line in lines:
+        if max_tokens is not None and tokens >= max_tokens:
+            break
+        if isinstance(line, BadLine):
+            found.bad.append(line)
+            continue
+        try:
+            made = maker.make(line.record)
+        except UsageError as error:
+            found.bad.append(line.bad(str(error)))
+            continue
+        found.samples += made
+        tokens += sum(len(sample.tokens) for sample in made)
     return found
 
 
-def _make(maker: SampleMaker, number: int, record: Record | BadLine) -> list[Sample] | BadLine:
-    if isinstance(record, BadLine):
-        return record
-    try:
-        return maker.make(record)
-    except UsageError as error:
-        return BadLine(number, str(error))
-
-
-def check_usable(found: Samples, where: str) -> None:
+def check_usable(found: Samples) -> None:
     """Raise UsageError, with the first reasons, if there is not one sample."""
     if not found.samples:
-        reasons = "; ".join(map(str, found.bad[:3])) or "it is empty"
-        raise UsageError(f"{where} holds nothing to learn from ({reasons})")
+        reasons = "; ".join(map(str, found.bad[:3])) or "there is not one line"
+        raise UsageError(f"the data holds nothing to learn from ({reasons})")

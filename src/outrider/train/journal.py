@@ -41,6 +41,7 @@ class Journal:
         self._seen: set[str] = set()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._resume()
+        self._note()  # before the file is there: one without a state would count as somebody else's
         self._file = path.open("ab")
 
     def __enter__(self) -> Journal:
@@ -73,6 +74,9 @@ class Journal:
 
     def _settle(self, number: int) -> None:
         self.next = number + 1
+        self._note()
+
+    def _note(self) -> None:
         record = {"settings": self._settings, "next": self.next, "dropped": dict(self.dropped)}
         write_atomically(self._state_path, json.dumps(record, ensure_ascii=False, indent=1).encode())
 

@@ -35,6 +35,11 @@ class Conversation:
         """Whether there is no answer in it at all."""
         return all(message["role"] != "assistant" for message in self.messages)
 
+    @property
+    def uses_tools(self) -> bool:
+        """Whether a tool speaks in it."""
+        return any(message["role"] == "tool" for message in self.messages)
+
 
 @dataclass(frozen=True)
 class Text:
@@ -48,22 +53,36 @@ Record = Conversation | Text
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be used. number: from 1; 0 for what has no line. reason: without the line's own text."""
+    """A line that cannot be used. file, number: where it is, lines from 1."""
 
+    file: str
     number: int
     reason: str
 
     def __str__(self) -> str:
-        return f"line {self.number}: {self.reason}"
+        return f"{self.file}, line {self.number}: {self.reason}"
 
 
-def read_records(path: Path) -> Iterator[tuple[int, Record | BadLine]]:
-    """(line number, what it holds) for every line that is not blank. Raises UsageError if the file cannot be read."""
+@dataclass(frozen=True)
+class Line:
+    """A line with what it holds."""
+
+    file: str
+    number: int
+    record: Record
+
+    def bad(self, reason: str) -> BadLine:
+        """This line, as one that cannot be used."""
+        return BadLine(self.file, self.number, reason)
+
+
+def read_lines(path: Path) -> Iterator[Line | BadLine]:
+    """Every line that is not blank. Raises UsageError if the file cannot be read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, _read_line(number, line)
+                    yield _read_line(path.name, number, line)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
@@ -73,18 +92,18 @@ def to_line(messages: tuple[Message, ...], **more: Any) -> str:
     return json.dumps({**more, "messages": list(messages)}, ensure_ascii=False) + "\n"
 
 
-def _read_line(number: int, line: bytes) -> Record | BadLine:
+def _read_line(file: str, number: int, line: bytes) -> Line | BadLine:
     try:
         value = json.loads(line.decode("utf-8"))
         if not isinstance(value, dict):
             raise _UnusableError("not a JSON object")
-        return _to_record(value)
+        return Line(file, number, _to_record(value))
     except UnicodeDecodeError:
-        return BadLine(number, "not UTF-8")
+        return BadLine(file, number, "not UTF-8")
     except (json.JSONDecodeError, RecursionError) as error:
-        return BadLine(number, f"not JSON ({error})")
+        return BadLine(file, number, f"not JSON ({error})")
     except _UnusableError as error:
-        return BadLine(number, str(error))
+        return BadLine(file, number, str(error))
 
 
 class _UnusableError(Exception):

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.core.errors import ContextLengthError, OutriderError, UsageError
 from outrider.core.sampling import SamplingParams
@@ -192,7 +192,7 @@ def answer_plans(conversations: Sequence[Conversation]) -> list[Plan]:
     """
     plans = []
     for number, conversation in enumerate(conversations):
-        if any(message["role"] == "tool" for message in conversation.messages):
+        if conversation.uses_tools:
             raise UsageError("results of tools cannot be answered anew")
         opening = tuple(message for message in conversation.messages if message["role"] == "system")
         asked = tuple(message["content"] for message in conversation.messages if message["role"] == "user")
@@ -205,23 +205,25 @@ def synthesize(
     plans: Iterator[Plan],
     journal: Journal,
     wanted: int | None = None,
-    progress: Callable[[Written], object] | None = None,
+    progress: Callable[[bool], object] | None = None,
 ) -> None:
     """Write conversations into ``journal`` until the plans end, or until ``wanted`` of them are kept in it.
 
-    plans: from `Journal.next` on. progress: called with each conversation, once it is kept or dropped.
+    plans: from `Journal.next` on. progress: called for each conversation, with whether it is kept.
     Raises DiskFullError; OutriderError if next to nothing is of use.
     """
     if wanted is not None and journal.kept >= wanted:
         return
     before = journal.kept
     for tried, written in enumerate(author.write(plans), 1):
+        number, messages = written.plan.number, tuple(written.messages)
+        kept = written.dropped is None and journal.keep(
+            number, messages, temperature=written.temperature, complete=written.complete
+        )
         if written.dropped is not None:
-            journal.drop(written.plan.number, written.dropped)
-        else:
-            journal.keep(written.plan.number, tuple(written.messages), **_marks(written))
+            journal.drop(number, written.dropped)
         if progress is not None:
-            progress(written)
+            progress(kept)
         if wanted is not None and journal.kept >= wanted:
             return
         if tried >= _PATIENCE and journal.kept - before < _WORST_YIELD * tried:
@@ -230,7 +232,3 @@ def synthesize(
                 f"only {journal.kept - before} of {tried} conversations that the model wrote are of use ({reasons}); "
                 "is it a chat model? Give --data instead"
             )
-
-
-def _marks(written: Written) -> dict[str, Any]:
-    return {"temperature": written.temperature, "complete": written.complete}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from outrider.core.errors import UsageError
-from outrider.train.data import Sample, SampleMaker, check_usable, read_samples
-from outrider.train.records import Conversation, Text
+from outrider.train.data import Sample, SampleMaker, check_usable, make_samples
+from outrider.train.records import BadLine, Conversation, Line, Text
 from tests.support.training import CHATML, chat_model
 
 CHAT = Conversation(
@@ -113,29 +110,23 @@ def test_lengths_that_make_no_sense() -> None:
             SampleMaker(chat_model(), length)
 
 
-def test_files_are_read_up_to_a_number_of_tokens(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    line = json.dumps({"messages": list(CHAT.messages)}) + "\n"
-    first.write_text(line + "broken\n" + line)
-    second.write_text(json.dumps({"prompt": "why?"}) + "\n" + line)
+def test_lines_are_read_up_to_a_number_of_tokens() -> None:
+    bad = BadLine("a.jsonl", 2, "not JSON")
+    unanswered = Conversation(({"role": "user", "content": "hm?"},))
+    lines = [Line("a.jsonl", 1, CHAT), bad, Line("a.jsonl", 3, CHAT), Line("b.jsonl", 1, unanswered)]
     maker = SampleMaker(chat_model())
-    found = read_samples([first, second], maker)
-    assert len(found.samples) == 3
-    assert [(bad.number, bad.reason.split(" (")[0]) for bad in found.bad] == [
-        (2, "not JSON"),
-        (1, "there is no answer in it"),
-    ]
+    found = make_samples(lines, maker)
+    assert len(found.samples) == 2
+    assert found.bad == [bad, BadLine("b.jsonl", 1, "there is no answer in it")]
     one = len(found.samples[0].tokens)
-    assert found.tokens == 3 * one
-    assert len(read_samples([first, second], maker, max_tokens=one).samples) == 1
-    assert len(read_samples([first, second], maker, max_tokens=one + 1).samples) == 2
+    assert found.tokens == 2 * one
+    assert len(make_samples(lines, maker, max_tokens=one).samples) == 1
+    assert len(make_samples(lines, maker, max_tokens=one + 1).samples) == 2
 
 
-def test_no_usable_data_is_one_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("broken\n")
-    with pytest.raises(UsageError, match=r"data.jsonl holds nothing to learn from \(line 1: not JSON"):
-        check_usable(read_samples([path], SampleMaker(chat_model())), "data.jsonl")
-    path.write_text("")
-    with pytest.raises(UsageError, match="it is empty"):
-        check_usable(read_samples([path], SampleMaker(chat_model())), "data.jsonl")
+def test_no_usable_data_is_one_clear_error() -> None:
+    maker = SampleMaker(chat_model())
+    with pytest.raises(UsageError, match=r"nothing to learn from \(a.jsonl, line 7: not JSON\)"):
+        check_usable(make_samples([BadLine("a.jsonl", 7, "not JSON")], maker))
+    with pytest.raises(UsageError, match="there is not one line"):
+        check_usable(make_samples([], maker))

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import UsageError
-from outrider.train.records import BadLine, Conversation, Record, Text, read_records, to_line
+from outrider.train.records import BadLine, Conversation, Line, Text, read_lines, to_line
 
 ASKED = {"role": "user", "content": "why?"}
 ANSWERED = {"role": "assistant", "content": "so."}
 
 
-def read(tmp_path: Path, *lines: Any) -> list[tuple[int, Record | BadLine]]:
+def read(tmp_path: Path, *lines: Any) -> list[Line | BadLine]:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
-    return list(read_records(path))
+    return list(read_lines(path))
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,27 @@ def read(tmp_path: Path, *lines: Any) -> list[tuple[int, Record | BadLine]]:
     ],
 )
 def test_forms_of_a_conversation(tmp_path: Path, line: dict[str, Any]) -> None:
-    assert read(tmp_path, line) == [(1, Conversation((ASKED, ANSWERED)))]
+    assert read(tmp_path, line) == [Line("data.jsonl", 1, Conversation((ASKED, ANSWERED)))]
 
 
 def test_an_instruction_with_its_input(tmp_path: Path) -> None:
-    [(_, record)] = read(tmp_path, {"instruction": "translate", "input": "so.", "output": "also."})
-    assert isinstance(record, Conversation)
-    assert record.messages[0] == {"role": "user", "content": "translate\n\nso."}
+    [line] = read(tmp_path, {"instruction": "translate", "input": "so.", "output": "also."})
+    assert isinstance(line, Line)
+    assert isinstance(line.record, Conversation)
+    assert line.record.messages[0] == {"role": "user", "content": "translate\n\nso."}
 
 
 def test_questions_alone_are_unanswered(tmp_path: Path) -> None:
-    records = read(tmp_path, {"prompt": "why?"}, {"turns": ["why?", "why not?"]}, {"instruction": "do it"})
-    assert [isinstance(record, Conversation) and record.unanswered for _, record in records] == [True] * 3
+    lines = read(tmp_path, {"prompt": "why?"}, {"turns": ["why?", "why not?"]}, {"instruction": "do it"})
+    records = [line.record for line in lines if isinstance(line, Line)]
+    assert [isinstance(record, Conversation) and record.unanswered for record in records] == [True] * 3
     assert not Conversation((ASKED, ANSWERED)).unanswered
 
 
 def test_text_and_blank_lines(tmp_path: Path) -> None:
     assert read(tmp_path, b"", {"text": "so it goes"}, b"  ", {"text": "on"}) == [
-        (2, Text("so it goes")),
-        (4, Text("on")),
+        Line("data.jsonl", 2, Text("so it goes")),
+        Line("data.jsonl", 4, Text("on")),
     ]
 
 
@@ -79,18 +81,18 @@ def test_text_and_blank_lines(tmp_path: Path) -> None:
 )
 def test_bad_lines_are_named_and_do_not_stop_the_rest(tmp_path: Path, line: Any, reason: str) -> None:
     first, second = read(tmp_path, line, {"text": "fine"})
-    assert isinstance(first[1], BadLine)
-    assert str(first[1]).startswith("line 1: ")
-    assert reason in first[1].reason
-    assert second == (2, Text("fine"))
+    assert isinstance(first, BadLine)
+    assert str(first).startswith("data.jsonl, line 1: ")
+    assert reason in first.reason
+    assert second == Line("data.jsonl", 2, Text("fine"))
 
 
 def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*nowhere\.jsonl: No such file"):
-        list(read_records(tmp_path / "nowhere.jsonl"))
+        list(read_lines(tmp_path / "nowhere.jsonl"))
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(to_line((ASKED, ANSWERED), id=7, complete=False), encoding="utf-8")
-    assert list(read_records(path)) == [(1, Conversation((ASKED, ANSWERED), complete=False))]
+    assert list(read_lines(path)) == [Line("out.jsonl", 1, Conversation((ASKED, ANSWERED), complete=False))]

@@ -169,6 +169,12 @@ def test_a_killed_synthesis_is_gone_on_with_to_the_same_texts(llm: LLM, tmp_path
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+def test_a_journal_in_which_nothing_is_settled_yet_is_gone_on_with(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Journal(tmp_path / "j.jsonl", {"seed": 2}) as journal:
+            assert (journal.next, journal.kept) == (0, 0)
+
+
 def test_a_journal_that_is_behind_its_file_believes_the_file(tmp_path: Path) -> None:
     said = ({"role": "user", "content": "Who?"}, {"role": "assistant", "content": "a fox"})
     with Journal(tmp_path / "j.jsonl", {}) as journal:

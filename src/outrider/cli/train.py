@@ -1,0 +1,219 @@
+"""``outrider train``: a drafter for a model, from data, from what the model says by itself, or from both."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.options import add_model, model_name, open_llm
+from outrider.cli.parser import add_fields, given
+from outrider.core.config import EngineConfig, SpeculativeConfig
+from outrider.core.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from outrider.engine.llm import LLM
+    from outrider.models.config import ModelConfig
+    from outrider.train.config import TrainConfig
+    from outrider.train.curves import Curves
+    from outrider.train.data import Sample, Samples
+    from outrider.train.data_config import DataConfig
+    from outrider.train.modules.base import DrafterModule, Shape
+
+STATES = "states"
+_SHOWN = 5
+"""Bad lines that are named; the others are counted."""
+
+_ROOM = 768
+"""Tokens of KV cache for each conversation that is being written."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from outrider.train.config import TrainConfig
+    from outrider.train.data_config import DataConfig
+    from outrider.train.modules import MODULES
+    from outrider.train.modules.base import Shape
+
+    parser.add_argument("--method", required=True, choices=MODULES.names(), help="what kind of drafter")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the drafter, and all else, goes")
+    parser.add_argument(
+        "--init-from", metavar="DIR", type=Path, help="go on from this drafter, for a tuned target or another domain"
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="train anew, from the data in DIR; default: go on from its checkpoint"
+    )
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="JSON lines: conversations, questions (which the target answers) or texts; may be given again",
+    )
+    add_fields(group, DataConfig, "data")
+    add_fields(parser.add_argument_group("training"), TrainConfig, "train")
+    add_fields(parser.add_argument_group("drafter", "size of a new one"), Shape, "shape")
+    add_model(parser, positional=True, engine=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the data, train, and say what came of it; returns 0, or 128 + the number of the signal that ended it."""
+    from outrider.train.config import TrainConfig
+    from outrider.train.data_config import DataConfig
+    from outrider.train.modules.base import Shape
+
+    data = DataConfig(**given(args, "data"))
+    config, shape = TrainConfig(**given(args, "train")), Shape(**given(args, "shape"))
+    _check(args, data, shape)
+    llm = open_llm(args, SpeculativeConfig(method="none"), lambda model: _sizes(model, data))
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    from outrider.cli.terminal import note
+    from outrider.train.prepare import prepare
+    from outrider.train.stop import TrainingStoppedError
+
+    found = prepare(llm, args.data, data, args.out, seed=config.seed, bar=_bar)
+    _tell_of_data(found)
+    module = _module(args, llm, shape, found.samples, config)
+    try:
+        curves = _train(args, llm, module, found, config, data)
+    except TrainingStoppedError as stopped:
+        note(str(stopped))
+        return 128 + stopped.number
+    _tell_of_result(args, module, curves)
+    return 0
+
+
+def _check(args: argparse.Namespace, data: DataConfig, shape: Shape) -> None:
+    """What can be refused before a model is loaded."""
+    shape.check_is_read(args.method)
+    if not args.data and not data.self_synthesize:
+        raise UsageError("there is nothing to train on: give --data FILE, --self-synthesize N, or both")
+    for file in args.data:
+        if not file.is_file():
+            raise UsageError(f"cannot read the data in {file}: there is no such file")
+    if args.init_from is not None:
+        from outrider.heads.load import head_method
+
+        if (method := head_method(args.init_from)) != args.method:
+            raise ConfigError(f"{args.init_from} is a drafter of method {method!r}; give --method {method}")
+        for option in fields(shape):
+            if getattr(shape, option.name) != option.default:
+                raise ConfigError(f"{option.name} is for a new drafter; {args.init_from} has a size already")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {args.out}: {error.strerror}") from None
+
+
+def _sizes(model: ModelConfig, data: DataConfig) -> EngineConfig:
+    """A context for the longest text, and KV for all conversations that are being written."""
+    from outrider.train.data import DEFAULT_LENGTH
+
+    context = min(data.max_length or DEFAULT_LENGTH, model.max_position)
+    return EngineConfig(
+        max_batch_size=data.writers,
+        max_context=context,
+        kv_tokens=max(2 * context, data.writers * min(context, _ROOM)),
+    )
+
+
+def _module(
+    args: argparse.Namespace, llm: LLM, shape: Shape, samples: list[Sample], config: TrainConfig
+) -> DrafterModule:
+    from outrider.train.modules.build import module_from_head, new_module
+    from outrider.train.modules.target import Target
+
+    target = Target.load(llm.model)
+    if args.init_from is None:
+        return new_module(args.method, target, shape, samples, seed=config.seed)
+    from outrider.heads.load import load_head
+
+    return module_from_head(load_head(args.init_from, llm.model.config, model_name(args)), target)
+
+
+def _train(
+    args: argparse.Namespace,
+    llm: LLM,
+    module: DrafterModule,
+    found: Samples,
+    config: TrainConfig,
+    data: DataConfig,
+) -> Curves:
+    from outrider.train.features import FeatureStore
+    from outrider.train.identity import target_digest
+    from outrider.train.loop import train
+
+    store = FeatureStore(
+        found.samples,
+        sorted({*module.feature_layers, module.last_layer}),
+        llm.executor,
+        args.out / STATES,
+        disk_budget=data.disk_bytes,
+        target=f"{target_digest(llm.model)} {llm.executor_name}",
+    )
+    size = [len(sample.tokens) for sample in found.samples]
+    with _bar("hidden states", sum(size[: store.cacheable]), "token", sum(size[: store.cached])) as step:
+        store.fill(step)
+    if store.cached < len(store):
+        from outrider.cli.terminal import note
+
+        left = sum(size[store.cached :])
+        note(f"hidden states of {left} tokens are over the disk budget, and are computed again in every epoch")
+    try:
+        return train(store, module, config, args.out, resume=not args.restart, show_progress=sys.stderr.isatty())
+    finally:
+        store.close()
+
+
+def _tell_of_data(found: Samples) -> None:
+    from outrider.cli.terminal import note
+
+    if found.bad:
+        note(f"{len(found.bad)} lines of the data cannot be used:")
+        for bad in found.bad[:_SHOWN]:
+            note(f"  {bad}")
+        if len(found.bad) > _SHOWN:
+            note(f"  and {len(found.bad) - _SHOWN} more")
+    learned = sum(sample.learned for sample in found.samples)
+    note(f"{len(found.samples)} texts of {found.tokens} tokens together, {learned} of them to be learned")
+
+
+def _tell_of_result(args: argparse.Namespace, module: DrafterModule, curves: Curves) -> None:
+    last = (curves.held_out or curves.train)[-1]
+    hits = ", ".join(f"{value:.1%}" for value in last["accuracy"])
+    where = "texts held out" if curves.held_out else "the texts it was trained on"
+    print(f"{module.method} drafter for {model_name(args)}: {args.out}")
+    print(f"accuracy by draft position, on {where}: {hits}")
+    print(f"estimated acceptance length of a chain: {last['acceptance_length']:.2f}")
+    print(f"loss by update: {args.out / 'curves.json'}")
+
+
+@contextmanager
+def _bar(what: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], Any]]:
+    """A progress bar on a terminal; elsewhere one line at the end of each part of the work, with its speed."""
+    from tqdm import tqdm
+
+    from outrider.cli.terminal import note
+
+    start = time.perf_counter()
+    with tqdm(total=total, initial=done, unit=unit, desc=what, disable=not sys.stderr.isatty(), smoothing=0.05) as bar:
+        counted = 0
+
+        def step(count: int) -> None:
+            nonlocal counted
+            counted += count
+            bar.update(count)
+
+        yield step
+    seconds = time.perf_counter() - start
+    if not sys.stderr.isatty() and counted:
+        note(f"{what}: {counted} {unit}s in {seconds:.1f} s, {counted / seconds:.1f} a second")

@@ -1,0 +1,217 @@
+"""``outrider train`` from the command line to the drafter, on a small random model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.cli.main import main
+from outrider.cli.train import STATES
+from outrider.heads.load import load_head
+from outrider.models.loader import Model
+from outrider.train import disk
+from outrider.train.prepare import ANSWERS, OWN
+from tests.support.training import use_wordy_model
+
+LINES = [
+    {"prompt": "Who jumps over the dog?"},
+    {
+        "messages": [
+            {"role": "user", "content": "And who is lazy?"},
+            {"role": "assistant", "content": "The dog, they say."},
+        ]
+    },
+    {"text": "The quick brown fox jumps over the lazy dog. " * 8},
+    {"txt": "this is of no use"},
+]
+SMALL = [
+    *("--draft-vocab", "64", "--batch-tokens", "128", "--draft-steps", "2"),
+    *("--held-out", "0.2", "--measurements", "2"),
+]
+WRITTEN = ["--answer-tokens", "16", "--self-synthesize", "4", "--question-tokens", "40"]
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    return use_wordy_model(monkeypatch)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES) + "{broken\n")
+    return path
+
+
+def train(*words: object, method: str = "eagle3") -> int:
+    options = ["--executor", "worded", "--dtype", "float32", "--threads", "1", "--method", method]
+    return main(["train", *options, *map(str, words)])
+
+
+def drafter(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_from_data_and_from_nothing_to_a_drafter(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train("--data", data, "--out", out, *WRITTEN, *SMALL) == 0
+    shown = capsys.readouterr()
+    assert "2 lines of the data cannot be used:\n  data.jsonl, line 4: none of messages, " in shown.err
+    assert "  data.jsonl, line 5: not JSON" in shown.err
+    assert "estimated acceptance length of a chain: " in shown.out
+    assert (out / ANSWERS).read_text().count("\n") == 1
+    assert (out / OWN).read_text().count("\n") == 4
+    head = load_head(out, model.config, model.name)
+    assert head.method == "eagle3"
+    assert head.draft_ids is not None
+    assert len(head.draft_ids) == 64
+    assert json.loads((out / "curves.json").read_text())["held_out"]
+
+
+def test_the_same_command_again_does_nothing_anew(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", data, "--out", tmp_path / "out", *WRITTEN, *SMALL]
+    assert train(*words) == 0
+    files = [tmp_path / "out" / name for name in (ANSWERS, OWN, "model.safetensors", f"{STATES}/states-00000.bin")]
+    before = [file.read_bytes() for file in files]
+    assert "hidden states: " in capsys.readouterr().err
+    assert train(*words) == 0
+    assert [file.read_bytes() for file in files] == before
+    assert "hidden states: " not in capsys.readouterr().err
+
+
+def test_the_disk_budget_changes_nothing_but_the_disk(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, budget in (("all", "1GiB"), ("none", "0"), ("some", "60kB")):
+        assert train("--data", data, "--out", tmp_path / name, *SMALL, "--disk-budget", budget, "--epochs", 2) == 0
+    assert drafter(tmp_path / "all") == drafter(tmp_path / "none") == drafter(tmp_path / "some")
+    assert list((tmp_path / "none" / STATES).glob("*.bin")) == []
+    assert 0 < (tmp_path / "some" / STATES / "states-00000.bin").stat().st_size <= 60_000
+    assert "are over the disk budget, and are computed again in every epoch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "mtp"])
+def test_every_method(method: str, model: Model, data: Path, tmp_path: Path) -> None:
+    assert train("--data", data, "--out", tmp_path / "out", *SMALL, method=method) == 0
+    assert load_head(tmp_path / "out", model.config, model.name).method == method
+
+
+def test_questions_are_answered_anew_on_request(model: Model, data: Path, tmp_path: Path) -> None:
+    assert train("--data", data, "--out", tmp_path / "out", "--regenerate", "--answer-tokens", 16, *SMALL) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / ANSWERS).read_text().splitlines()]
+    assert [line["messages"][0]["content"] for line in lines] == ["Who jumps over the dog?", "And who is lazy?"]
+    assert lines[1]["messages"][1]["content"] != "The dog, they say."
+
+
+def test_an_existing_drafter_is_gone_on_from(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train("--data", data, "--out", first, *SMALL) == 0
+    own = [word for word in SMALL if word not in ("--draft-vocab", "64")]
+    assert train("--data", data, "--out", second, "--init-from", first, *own) == 0
+    curves = [json.loads((folder / "curves.json").read_text())["held_out"] for folder in (first, second)]
+    assert curves[1][0]["loss"] == pytest.approx(curves[0][-1]["loss"], rel=0.02)
+    capsys.readouterr()
+    assert train("--data", data, "--out", second, "--init-from", first, *SMALL) == 2
+    assert "draft_vocab is for a new drafter" in capsys.readouterr().err
+    assert train("--data", data, "--out", second, "--init-from", first, *own, method="mtp") == 2
+    assert "is a drafter of method 'eagle3'; give --method eagle3" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_other_data_is_told_of_and_can_be_left(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train("--data", data, "--out", out, *SMALL) == 0
+    assert train("--data", data, "--out", out, *SMALL, "--epochs", 2) == 2
+    assert "or start anew" in capsys.readouterr().err
+    assert train("--data", data, "--out", out, *SMALL, "--epochs", 2, "--restart") == 0
+
+
+def test_a_nearly_full_disk_is_said_and_ends_it(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: SimpleNamespace(free=disk.KEPT_FREE - 1))
+    assert train("--data", data, "--out", tmp_path / "out", *SMALL) == 1
+    error = capsys.readouterr().err
+    assert "is nearly full" in error
+    assert "run the same command again" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is nothing to train on: give --data FILE, --self-synthesize N, or both"),
+        (["--data", "nowhere.jsonl"], "cannot read the data in nowhere.jsonl: there is no such file"),
+        (["--data", "DATA", "--max-length", "3"], "max_length=3 must be from 8 to the model's 256 tokens"),
+        (["--data", "DATA", "--max-length", "300"], "max_length=300 must be from 8 to the model's 256 tokens"),
+        (["--self-synthesize", "-1"], "self_synthesize=-1 must be a whole number of at least 0"),
+        (["--data", "DATA", "--greedy-share", "1.5"], "greedy_share=1.5 must be from 0 to 1"),
+        (["--data", "DATA", "--temperature", "inf"], "temperature=inf must be at least 0"),
+        (["--data", "DATA", "--disk-budget", "much"], "disk_budget='much' must be a number of bytes"),
+        (["--data", "TEXT", "--writers", "3"], "writers is for answers that the target writes, and there are none"),
+        (["--data", "DATA", "--question-tokens", "9"], "question_tokens is for questions that the target writes"),
+        (["--data", "TEXT", "--regenerate"], "regenerate is for conversations, and there are none in the data"),
+        (["--data", "EMPTY"], "holds nothing to learn from (there is not one line)"),
+        (["--data", "BAD"], "holds nothing to learn from (bad.jsonl, line 1: not JSON"),
+        (["--data", "DATA", "--num-heads", "3"], "num_heads is for medusa; eagle3 would ignore it"),
+        (["--data", "DATA", "--init-from", "nowhere"], "nowhere"),
+        (["--data", "DATA", "--epochs", "0"], "epochs=0 must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_line(
+    words: list[str], message: str, model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"DATA": data, **{name: tmp_path / f"{name.lower()}.jsonl" for name in ("TEXT", "EMPTY", "BAD")}}
+    files["TEXT"].write_text(json.dumps(LINES[2]))
+    files["EMPTY"].write_text("\n")
+    files["BAD"].write_text("{")
+    assert train(*(files.get(word, word) for word in words), "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+
+
+STOPPED = """
+import signal, sys
+import pytest
+from outrider.train import loop
+from tests.support.training import use_wordy_model
+from tests.unit.cli.test_train import train
+due = loop._Run.save_if_due
+def told(self):
+    if self.progress.update == 2:
+        signal.raise_signal(signal.SIGTERM)
+    due(self)
+loop._Run.save_if_due = told
+with pytest.MonkeyPatch.context() as patch:
+    use_wordy_model(patch)
+    sys.exit(train(*sys.argv[1:]))
+"""
+
+
+def test_a_signal_ends_it_and_the_same_command_goes_on(model: Model, data: Path, tmp_path: Path) -> None:
+    words = ["--data", str(data), *SMALL, "--epochs", "2", "--out"]
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, *words, str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "the same command goes on from there" in done.stderr
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert train(*words, tmp_path / "out") == 0
+    assert train(*words, tmp_path / "whole") == 0
+    assert drafter(tmp_path / "out") == drafter(tmp_path / "whole")
