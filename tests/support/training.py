@@ -44,22 +44,23 @@ def chat_model(template: str | None = CHATML, *, seed: int = 0, **overrides: Any
 
 
 @cache
-def _words() -> torch.Tensor:
-    """Logits that leave a text readable: no broken characters, no control tokens but the one that ends a turn."""
+def _words(end: float) -> torch.Tensor:
+    """Logits that leave a text readable: no broken characters, no control tokens but, at ``end``, that of a turn's end."""
     tokenizer = chat_tokenizer()
     logits = torch.full((tokenizer.vocab_size,), -1e4)
     for token in range(tokenizer.vocab_size):
         if tokenizer.token_bytes(token).strip().isalpha():
             logits[token] = 0.0
     logits[list(tokenizer.special_ids)] = -1e4
-    logits[list(tokenizer.end_ids)] = 3.0
+    logits[list(tokenizer.end_ids)] = end
     return logits
 
 
 def wordy_logits(history: Sequence[int]) -> torch.Tensor:
     """Logits of a target that talks nonsense and comes to an end: a function of the last three tokens."""
-    noise = np.random.default_rng(tuple(history[-3:])).normal(size=len(_words()), scale=2.0)
-    return _words() + torch.from_numpy(noise).float()
+    words = _words(3.0)
+    noise = np.random.default_rng(tuple(history[-3:])).normal(size=len(words), scale=2.0)
+    return words + torch.from_numpy(noise).float()
 
 
 def open_wordy(model: Model, *, kv_tokens: int, max_context: int, **_: object) -> FakeExecutor:
@@ -68,8 +69,10 @@ def open_wordy(model: Model, *, kv_tokens: int, max_context: int, **_: object) -
 
 def wordy_llm(template: str | None = CHATML, context: int = 128) -> LLM:
     """An `LLM` over `wordy_logits`, without speculation."""
-    EXECUTORS._entries["wordy"] = "tests.support.training:open_wordy"
-    return LLM(chat_model(template), "none", executor="wordy", engine_config=EngineConfig(max_context=context))
+    sizes = EngineConfig(max_context=context)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EXECUTORS._entries, "wordy", "tests.support.training:open_wordy")
+        return LLM(chat_model(template), "none", executor="wordy", engine_config=sizes)
 
 
 class WordyExecutor(TorchExecutor):
@@ -79,7 +82,7 @@ class WordyExecutor(TorchExecutor):
         self, segments: Sequence[Segment], hidden_layers: Sequence[int] = (), features: torch.Tensor | None = None
     ) -> ForwardOutput:
         output = super().forward(segments, hidden_layers, features)
-        return replace(output, logits=2 * output.logits + _words())
+        return replace(output, logits=2 * output.logits + _words(1.5))
 
 
 def use_wordy_model(monkeypatch: pytest.MonkeyPatch) -> Model:

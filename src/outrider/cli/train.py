@@ -178,7 +178,7 @@ def _tell_of_data(found: Samples) -> None:
     from outrider.cli.terminal import note
 
     if found.bad:
-        note(f"{len(found.bad)} lines of the data cannot be used:")
+        note(f"{len(found.bad)} {'line' if len(found.bad) == 1 else 'lines'} of the data cannot be used:")
         for bad in found.bad[:_SHOWN]:
             note(f"  {bad}")
         if len(found.bad) > _SHOWN:

@@ -10,6 +10,7 @@ from outrider.train.records import Message
 LEAST_TOKENS = 4
 """Shorter turns teach nothing, and are often a model that has nothing to say."""
 
+REPEATS = "repeats itself"
 LONGEST_PERIOD = 64
 _TURNS_OF_A_LOOP = 4
 _LEAST_LOOP = 32
@@ -26,7 +27,7 @@ def fault(tokens: Sequence[int], text: str) -> str | None:
     if "\ufffd" in text:
         return "broken characters"
     if ends_in_a_loop(tokens) or repeats_itself(tokens):
-        return "repeats itself"
+        return REPEATS
     return None
 
 

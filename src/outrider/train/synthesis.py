@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import ContextLengthError, OutriderError, UsageError
 from outrider.core.sampling import SamplingParams
-from outrider.train.filters import fault
+from outrider.train.filters import REPEATS, ends_in_a_loop, fault
 from outrider.train.journal import Journal
 from outrider.train.records import Conversation, Message
 
@@ -28,6 +28,9 @@ SECOND_TURN = 5
 
 _QUESTION_TOP_P = 0.95
 _MARK = "outrider-question"
+_STRIDE = 64
+"""Tokens after which a turn that is being written is looked at: one that runs in circles is not worth its end."""
+
 _PATIENCE = 64
 _WORST_YIELD = 0.1
 
@@ -66,7 +69,6 @@ class Written:
     messages: list[Message] = field(default_factory=list)
     complete: bool = True
     dropped: str | None = None
-    tokens: int = 0
 
     @property
     def asking(self) -> bool:
@@ -77,6 +79,25 @@ class Written:
     def ended(self) -> bool:
         answers = sum(message["role"] == "assistant" for message in self.messages)
         return self.dropped is not None or not self.complete or answers == len(self.plan.questions)
+
+
+@dataclass
+class _Turn:
+    """A turn that the engine is at work on. checked: tokens of it that were looked at."""
+
+    request: Request
+    written: Written
+    checked: int = 0
+
+    def loops(self) -> bool:
+        """Whether it runs in circles, at the places where that is looked at, however many tokens a round brings."""
+        view = self.request.view
+        start = view.num_prompt_tokens
+        while len(view.tokens) - start >= self.checked + _STRIDE:
+            self.checked += _STRIDE
+            if ends_in_a_loop(view.tokens[start : start + self.checked]):
+                return True
+        return False
 
 
 class Author:
@@ -93,7 +114,7 @@ class Author:
 
         Raises OutriderError if the model fails, UsageError if its chat template does not serve.
         """
-        running: dict[int, tuple[Request, Written]] = {}
+        running: dict[int, _Turn] = {}
         order: list[Written] = []
         try:
             while True:
@@ -106,15 +127,24 @@ class Author:
                 if not order:
                     return
                 for request in self._llm.engine.step():
-                    if request.finished:
-                        _, written = running.pop(request.id)
-                        self._take(written, request.result().raise_for_error())
-                        self._go_on(written, running)
+                    self._after_round(running[request.id], running)
         finally:
-            for request, _ in running.values():
-                self._llm.engine.abort(request)
+            for turn in running.values():
+                self._llm.engine.abort(turn.request)
 
-    def _go_on(self, written: Written, running: dict[int, tuple[Request, Written]]) -> None:
+    def _after_round(self, turn: _Turn, running: dict[int, _Turn]) -> None:
+        request, written = turn.request, turn.written
+        if turn.loops():
+            self._llm.engine.abort(request)
+            written.dropped = REPEATS
+        elif request.finished:
+            self._take(written, request.result().raise_for_error())
+        else:
+            return
+        del running[request.id]
+        self._go_on(written, running)
+
+    def _go_on(self, written: Written, running: dict[int, _Turn]) -> None:
         """Ask the engine for the next turn that the model has to write, unless there is none."""
         while not written.ended and written.asking:
             question = written.plan.questions[sum(message["role"] == "user" for message in written.messages)]
@@ -130,14 +160,13 @@ class Author:
         except ContextLengthError:
             written.dropped = "too long"
             return
-        running[request.id] = (request, written)
+        running[request.id] = _Turn(request, written)
 
     def _take(self, written: Written, output: RequestOutput) -> None:
         """Put a turn that the model wrote where it belongs."""
         tokens = output.token_ids
         ended = output.finish_reason == "stop"
         text = output.text.strip()
-        written.tokens += len(tokens)
         written.dropped = fault(tokens[:-1] if ended and tokens[-1] in self._ends else tokens, text)
         if written.asking:
             written.messages.append({"role": "user", "content": text})

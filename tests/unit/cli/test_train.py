@@ -20,15 +20,15 @@ from outrider.train import disk
 from outrider.train.prepare import ANSWERS, OWN
 from tests.support.training import use_wordy_model
 
+QUESTIONS = ["Who jumps over the dog?", "Is the fox quick?", "Where is the dog?", "How lazy is it?"]
+ANSWERED = [{"role": "user", "content": "And who is lazy?"}, {"role": "assistant", "content": "The dog, they say."}]
+TEXTS = [
+    f"The quick brown fox jumps over {number} lazy dogs, and over {number * 7} quoted words." for number in range(16)
+]
 LINES = [
-    {"prompt": "Who jumps over the dog?"},
-    {
-        "messages": [
-            {"role": "user", "content": "And who is lazy?"},
-            {"role": "assistant", "content": "The dog, they say."},
-        ]
-    },
-    {"text": "The quick brown fox jumps over the lazy dog. " * 8},
+    *({"prompt": question} for question in QUESTIONS),
+    {"messages": ANSWERED},
+    *({"text": text} for text in TEXTS),
     {"txt": "this is of no use"},
 ]
 SMALL = [
@@ -67,10 +67,10 @@ def test_from_data_and_from_nothing_to_a_drafter(
     out = tmp_path / "out"
     assert train("--data", data, "--out", out, *WRITTEN, *SMALL) == 0
     shown = capsys.readouterr()
-    assert "2 lines of the data cannot be used:\n  data.jsonl, line 4: none of messages, " in shown.err
-    assert "  data.jsonl, line 5: not JSON" in shown.err
+    assert "2 lines of the data cannot be used:\n  data.jsonl, line 22: none of messages, " in shown.err
+    assert "  data.jsonl, line 23: not JSON" in shown.err
     assert "estimated acceptance length of a chain: " in shown.out
-    assert (out / ANSWERS).read_text().count("\n") == 1
+    assert 0 < (out / ANSWERS).read_text().count("\n") <= 4
     assert (out / OWN).read_text().count("\n") == 4
     head = load_head(out, model.config, model.name)
     assert head.method == "eagle3"
@@ -95,11 +95,11 @@ def test_the_same_command_again_does_nothing_anew(
 def test_the_disk_budget_changes_nothing_but_the_disk(
     model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, budget in (("all", "1GiB"), ("none", "0"), ("some", "60kB")):
+    for name, budget in (("all", "1GiB"), ("none", "0"), ("some", "40kB")):
         assert train("--data", data, "--out", tmp_path / name, *SMALL, "--disk-budget", budget, "--epochs", 2) == 0
     assert drafter(tmp_path / "all") == drafter(tmp_path / "none") == drafter(tmp_path / "some")
     assert list((tmp_path / "none" / STATES).glob("*.bin")) == []
-    assert 0 < (tmp_path / "some" / STATES / "states-00000.bin").stat().st_size <= 60_000
+    assert 0 < (tmp_path / "some" / STATES / "states-00000.bin").stat().st_size <= 40_000
     assert "are over the disk budget, and are computed again in every epoch" in capsys.readouterr().err
 
 
@@ -112,8 +112,10 @@ def test_every_method(method: str, model: Model, data: Path, tmp_path: Path) -> 
 def test_questions_are_answered_anew_on_request(model: Model, data: Path, tmp_path: Path) -> None:
     assert train("--data", data, "--out", tmp_path / "out", "--regenerate", "--answer-tokens", 16, *SMALL) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / ANSWERS).read_text().splitlines()]
-    assert [line["messages"][0]["content"] for line in lines] == ["Who jumps over the dog?", "And who is lazy?"]
-    assert lines[1]["messages"][1]["content"] != "The dog, they say."
+    asked = [line["messages"][0]["content"] for line in lines]
+    assert asked == [question for question in [*QUESTIONS, "And who is lazy?"] if question in asked]
+    assert "And who is lazy?" in asked
+    assert "The dog, they say." not in (tmp_path / "out" / ANSWERS).read_text()
 
 
 def test_an_existing_drafter_is_gone_on_from(
@@ -177,7 +179,7 @@ def test_what_cannot_work_is_one_clear_line(
     words: list[str], message: str, model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"DATA": data, **{name: tmp_path / f"{name.lower()}.jsonl" for name in ("TEXT", "EMPTY", "BAD")}}
-    files["TEXT"].write_text(json.dumps(LINES[2]))
+    files["TEXT"].write_text(json.dumps({"text": TEXTS[0]}))
     files["EMPTY"].write_text("\n")
     files["BAD"].write_text("{")
     assert train(*(files.get(word, word) for word in words), "--out", tmp_path / "out") == 2
