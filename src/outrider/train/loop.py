@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from outrider.core.errors import ConfigError, UsageError
@@ -23,12 +22,14 @@ from outrider.train.curves import Curves, point
 from outrider.train.data import Sample
 from outrider.train.disk import DiskFullError, check_room
 from outrider.train.modules.base import DrafterModule, Tally
+from outrider.train.optimizer import Optimizers
 from outrider.train.order import batches, data_digest, digest, in_order, split
 from outrider.train.stop import TrainingStoppedError, stop_on_signals
 
 _POINTS = 200
 """Points of the training curves."""
-_BETAS = (0.9, 0.95)
+_FIRST_LOOK = 80_000
+"""Tokens that a drafter may look at before it learns."""
 _FREE_TO_RESUME = ("checkpoint_minutes",)
 """What may differ when a run goes on, since it does not change what is learned."""
 
@@ -102,8 +103,7 @@ class _Run:
         self._plan: list[list[int]] = []
         for epoch in range(config.epochs):
             self._plan += batches(store.samples, chosen, config.batch_tokens, seed=config.seed * 10_007 + epoch)
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0, betas=_BETAS, weight_decay=0.0, fused=True)
+        self._optimizers = Optimizers(module)
         self._peak = config.peak(module.target.config.hidden_size)
         self._reader = ThreadPoolExecutor(1)
         self._last_saved = time.monotonic()
@@ -119,7 +119,7 @@ class _Run:
     def prepare(self) -> None:
         """What comes before the first update."""
         if self.progress.update == 0:
-            self._module.prepare(self._reader.submit(self._read, self._plan[0]).result())
+            self._module.prepare(self._read_ahead(self._plan[: -(-_FIRST_LOOK // self._config.batch_tokens)]))
             self.measure_if_due()
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -131,16 +131,11 @@ class _Run:
     def learn(self, batch: Batch) -> dict[str, str]:
         """One update. Returns what to show beside the progress bar."""
         p = self.progress
-        rate = self._peak * self._config.rate(p.update, self.updates)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
         outcome = self._module.loss(batch, self._config.goal)
         if not outcome.loss.isfinite():
             raise UsageError("the loss is no longer a number; start anew with a smaller learning rate")
-        self._optimizer.zero_grad()
         outcome.loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, self._config.clip)
-        self._optimizer.step()
+        self._optimizers.step(self._peak * self._config.rate(p.update, self.updates), self._config.clip)
         p.update += 1
         p.tally = outcome.tally if p.tally is None else p.tally + outcome.tally
         if p.update % max(self.updates // _POINTS, 1) == 0:
@@ -206,7 +201,7 @@ class _Run:
                 "drafter": self._drafter(),
                 "data": data_digest(self._store.samples),
                 "module": self._module.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                "optimizers": self._optimizers.state_dict(),
                 "update": p.update,
                 "tally": None if p.tally is None else asdict(p.tally),
                 "curves": asdict(p.curves),
@@ -221,7 +216,7 @@ class _Run:
             return
         self._check_same(state)
         self._module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load_state_dict(state["optimizers"])
         tally = None if state["tally"] is None else Tally(**state["tally"])
         self.progress = _Progress(state["update"], tally, Curves(**state["curves"]))
 

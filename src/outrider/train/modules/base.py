@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -143,8 +143,8 @@ class DrafterModule(nn.Module, ABC):
         """The target's distribution of every label over the draft vocabulary."""
         return Wanted.of_target(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
 
-    def prepare(self, batch: Batch) -> None:
-        """Look at a first batch before anything is learned. Must not change what the drafter computes."""
+    def prepare(self, batches: Iterable[Batch]) -> None:
+        """Look at some batches, at least one, before anything is learned from them."""
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
         """What it has learned, by canonical name, in copies."""

@@ -8,7 +8,7 @@ draft vocabulary, and at the end of what is to be learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,6 +24,7 @@ from outrider.train.losses import CrossEntropy, soft_cross_entropy
 from outrider.train.modules.attention import attend
 from outrider.train.modules.base import DrafterModule, Goal, Outcome, Tally, tally_of
 from outrider.train.modules.layers import Attention, Block, Core, Product, ScaledLinear
+from outrider.train.modules.regression import Regression
 from outrider.train.modules.target import Target
 
 
@@ -55,6 +56,8 @@ class ChainModule(DrafterModule):
     """One block behind a fusion, as `ModelConfig.fusion` has it; the arithmetic is that of the executors."""
 
     normed = False
+    is_new = False
+    """Whether nothing was learned yet."""
 
     def __init__(
         self,
@@ -115,14 +118,38 @@ class ChainModule(DrafterModule):
         return module
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> None:
-        rows = batch.positions > 0  # a text's first state is an outlier
-        if len(self.feature_layers) > 1:
-            self.features.measure(batch.features[rows])
+    def prepare(self, batches: Iterable[Batch]) -> None:
+        """A new drafter starts as the linear guess at the target's next state that fits these batches best."""
+        size = self.config.hidden_size
+        width = (1 + (len(self.feature_layers) if self.attends else 1)) * size
+        regression = Regression(width, size)
+        inputs = torch.empty(0, width)
+        for batch in batches:
+            rows = (batch.positions > 0).nonzero().squeeze(1)  # a text's first state is an outlier
+            token = self._norm_token(self.target.embedding[batch.tokens[rows]].float())
+            seen = batch.features[rows].float()
+            if self.attends:
+                inputs = torch.cat((seen, token), dim=-1)
+            else:
+                inputs = torch.cat((token, self._norm_feature(self.joined_features(seen))), dim=-1)
+            if self.is_new:
+                regression.add(inputs, self.next_state(batch)[rows])
+        if regression.is_determined:
+            self.start(regression.solve(), token)
+        if self.attends and len(self.feature_layers) > 1:
+            self.features.measure(inputs[:, :-size])
         if not self.attends:
-            token = self._norm_token(self.target.embedding[batch.tokens].float())
-            feature = self._norm_feature(self.joined_features(batch.features))
-            self.model.fuse.measure(torch.cat((token, feature), dim=-1)[rows])
+            self.model.fuse.measure(inputs)
+
+    def next_state(self, batch: Batch) -> torch.Tensor:
+        """What a row's state after the block is to be like, [N, H] float32."""
+        return batch.final.float()
+
+    def start(self, matrix: torch.Tensor, embeddings: torch.Tensor) -> None:
+        """Start as a linear guess. matrix: [H, inputs], inputs in the order in which they are joined, for "attend" the
+        target's states and the normed embedding. embeddings: [N, H], some that are normed as the drafter has them.
+        """
+        self.model.fuse.stand_for(matrix)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,11 @@ class Eagle(ChainModule):
         module = cls(target, config, (last,), draft_ids, bool(shape.own_output), dtype)
         start_block(module.block, target, last - 1)
         start_projection(module.model.fuse)
+        module.is_new = True
         return module
+
+    def next_state(self, batch: Batch) -> torch.Tensor:
+        return self.target.normed(batch.final)
 
     def extra_loss(
         self, batch: Batch, states: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor

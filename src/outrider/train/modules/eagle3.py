@@ -9,7 +9,7 @@ from outrider.heads.eagle3 import usual_layers
 from outrider.models.config import Fusion
 from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
-from outrider.train.modules.start import drafter_config, start_block
+from outrider.train.modules.start import drafter_config, pass_tokens, start_block, start_norm
 from outrider.train.modules.target import Target
 
 
@@ -26,11 +26,15 @@ class Eagle3(ChainModule):
         module = cls(target, config, layers, draft_ids, own_output, dtype)
         last = target.config.num_layers - 1
         start_block(module.block, target, last)
+        start_norm(module.model.norm.weight, target)
         with torch.no_grad():
-            module.model.norm.weight.copy_(target.norm)
             module.model.feature_norm.weight.copy_(target.layer(last, "input_layernorm"))
-            if len(layers) > 1:  # at first the feature is the highest layer's state
-                size = config.hidden_size
-                module.features.weight.zero_()
-                module.features.weight[:, -size:] = torch.eye(size)
+            module.features.weight.zero_()  # as long as no batch was seen, the feature is the highest layer's state
+            module.features.weight[:, -config.hidden_size :] = torch.eye(config.hidden_size)
+        module.is_new = True
         return module
+
+    def start(self, matrix: torch.Tensor, embeddings: torch.Tensor) -> None:
+        size = self.config.hidden_size
+        self.features.stand_for(matrix[:, :-size])
+        pass_tokens(self.block, self.config, matrix[:, -size:], embeddings)

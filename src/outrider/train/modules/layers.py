@@ -52,6 +52,11 @@ class ScaledLinear(nn.Linear):
         self.weight *= scale / self.scale
         self.scale.copy_(scale)
 
+    @torch.no_grad()
+    def stand_for(self, matrix: torch.Tensor) -> None:
+        """Let it stand for ``matrix`` [out, in]."""
+        self.weight.copy_(matrix * self.scale)
+
     @property
     def matrix(self) -> torch.Tensor:
         """What it stands for, differentiable by ``weight``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -75,8 +77,8 @@ class Medusa(DrafterModule):
         module.load(head.tensors)
         return module
 
-    def prepare(self, batch: Batch) -> None:
-        features = self.target.normed(batch.features)
+    def prepare(self, batches: Iterable[Batch]) -> None:
+        features = self.target.normed(next(iter(batches)).features)
         size = float(features.pow(2).mean().sqrt())  # what is added to the features is to be as large
         for layer in self.modules():
             if isinstance(layer, ScaledLinear):

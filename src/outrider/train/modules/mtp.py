@@ -7,7 +7,7 @@ import torch
 from outrider.models.config import Fusion
 from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
-from outrider.train.modules.start import drafter_config, start_block, start_projection
+from outrider.train.modules.start import drafter_config, start_block, start_norm, start_projection
 from outrider.train.modules.target import Target
 
 
@@ -21,7 +21,9 @@ class MTP(ChainModule):
         last = target.config.num_layers
         module = cls(target, config, (last,), draft_ids, bool(shape.own_output), dtype)
         start_block(module.block, target, last - 1)
-        start_projection(module.model.fuse)
         with torch.no_grad():
-            module.model.norm.weight.copy_(target.norm)
+            module.block.input_layernorm.weight.copy_(target.layer(last - 1, "input_layernorm"))
+        start_norm(module.model.norm.weight, target)
+        start_projection(module.model.fuse)
+        module.is_new = True
         return module

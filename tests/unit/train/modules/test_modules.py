@@ -76,6 +76,28 @@ def test_the_seed_decides_how_it_starts(method: str, store: MemoryStore) -> None
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
+def test_a_new_drafter_starts_as_a_good_linear_guess(method: str) -> None:
+    store = MemoryStore(small_target(), 40)
+    module = small_module(method, store)
+    batch = collate(list(store.read_many(range(40))), module.feature_layers, module.last_layer)
+    before = module.loss(batch, GOAL).tally
+    module.prepare([batch])
+    after = module.loss(batch, GOAL).tally
+    assert after.hits[0] / after.asked[0] > before.hits[0] / before.asked[0] + 0.2
+    assert after.entropy[0] < 0.6 * before.entropy[0]
+
+
+@pytest.mark.parametrize("method", MODULES.names())
+def test_a_drafter_that_exists_is_not_started_anew(method: str, store: MemoryStore) -> None:
+    module = module_from_head(small_module(method, store).to_head(), Target.load(store.model), dtype=torch.float32)
+    head = module.to_head(torch.float32)
+    batch = collate(list(store.read_many(range(4))), module.feature_layers, module.last_layer)
+    module.prepare([batch, batch])
+    for name, tensor in module.to_head(torch.float32).tensors.items():
+        torch.testing.assert_close(tensor, head.tensors[name])
+
+
 def test_medusa_is_what_its_formula_says(store: MemoryStore) -> None:
     """Head k, x + silu(W x + b) on the normed state, guesses the token k places after the label."""
     module = moved(small_module("medusa", store))
@@ -140,13 +162,14 @@ def test_the_draft_vocabulary_is_what_is_learned_most() -> None:
 
 def test_a_smaller_mlp_takes_the_strongest_neurons(store: MemoryStore) -> None:
     shape = Shape(draft_vocab=0, intermediate_size=10)
-    head = new_module("mtp", Target.load(store.model), shape, store.samples).to_head(torch.float32)
+    head = new_module("mtp", Target.load(store.model), shape, store.samples).to_head()
     assert head.config is not None
     assert head.config.intermediate_size == 10
     assert head.draft_ids is None
     down = store.model.weights.tensor("model.layers.6.mlp.down_proj.weight", torch.float32)
     chosen = down.norm(dim=0).topk(10).indices.sort().values
-    assert torch.equal(head.tensors["model.layers.0.mlp.down_proj.weight"], down[:, chosen])
+    up = store.model.weights.tensor("model.layers.6.mlp.up_proj.weight", torch.float32)
+    assert torch.equal(head.tensors["model.layers.0.mlp.up_proj.weight"], up[chosen].bfloat16())
 
 
 def test_heads_that_cannot_be_trained(store: MemoryStore) -> None:

@@ -1,0 +1,47 @@
+"""What moves the parameters: Muon for the matrices inside, AdamW for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.heads.head import OUTPUT
+
+_BETAS = (0.9, 0.95)
+
+
+class Optimizers:
+    """Matrices that turn states into states move in all directions alike (Jordan et al., "Muon", 2024), which gets more
+    out of little data; output matrices, norms and biases move by AdamW. One learning rate serves both, as Liu et al.
+    ("Muon is scalable for LLM training", 2025) make steps of either kind equally large.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        inside, others = [], []
+        for name, parameter in module.named_parameters():
+            is_output = name == OUTPUT or name.endswith(".output.weight")
+            (inside if parameter.ndim == 2 and not is_output else others).append(parameter)
+        self._all: list[torch.optim.Optimizer] = []
+        if inside:
+            self._all.append(torch.optim.Muon(inside, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            self._all.append(torch.optim.AdamW(others, betas=_BETAS, weight_decay=0.0, fused=True))
+        self._parameters = [*inside, *others]
+
+    def step(self, rate: float, clip: float) -> None:
+        """One update by the gradients, of norm ``clip`` at most, which are dropped then."""
+        nn.utils.clip_grad_norm_(self._parameters, clip)
+        for optimizer in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [optimizer.state_dict() for optimizer in self._all]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        for optimizer, part in zip(self._all, state, strict=True):
+            optimizer.load_state_dict(part)
