@@ -83,6 +83,10 @@ class FakeHeadExecutor(FakeExecutor):
         super().commit(seq, rows)
         self._features[seq] = []
 
+    def close(self, seq: int) -> None:
+        super().close(seq)
+        self._features.pop(seq, None)
+
     def row_logits(self, seq: int, row: int) -> torch.Tensor:
         return self._logits(self._seen(seq, row))
 
