@@ -22,7 +22,6 @@ namespace outrider {
 namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -233,8 +232,9 @@ struct Session {
 };
 
 // sequences and counts: the segments; tokens, parents and logit_rows: of all of them together.
-void forward(Session& session, const std::vector<int>& sequences, const std::vector<int>& counts, const Ints& tokens,
-             const Ints& parents, const Ints& logit_rows, const Matrix& logits,
+void forward(Session& session, const std::vector<int>& sequences, const std::vector<int>& counts,
+             const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& parents,
+             const std::vector<std::int32_t>& logit_rows, const Matrix& logits,
              const std::vector<std::pair<int, Matrix>>& hidden, const Rows& features) {
   if (sequences.size() != counts.size() || tokens.size() != parents.size())
     throw std::invalid_argument("every segment needs a count, and every row a token and a parent");
@@ -250,11 +250,12 @@ void forward(Session& session, const std::vector<int>& sequences, const std::vec
     const auto count = static_cast<std::size_t>(counts[i]);
     if (counts[i] < 0 || count > tokens.size() - first)
       throw std::invalid_argument("there are fewer rows than counted");
-    segments.push_back({sequences[i], as_span(tokens).subspan(first, count), as_span(parents).subspan(first, count)});
+    segments.push_back(
+        {sequences[i], std::span(tokens).subspan(first, count), std::span(parents).subspan(first, count)});
     first += count;
   }
   if (first != tokens.size()) throw std::invalid_argument("there are more rows than counted");
-  ForwardOutput output{as_span(logit_rows), logits.data(), {}};
+  ForwardOutput output{logit_rows, logits.data(), {}};
   for (const auto& [layer, memory] : hidden) {
     if (memory.shape(0) != tokens.size() || static_cast<std::int64_t>(memory.shape(1)) != shape.hidden_size)
       throw std::invalid_argument("there is no room for the hidden states");

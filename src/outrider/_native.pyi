@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 PACKED_VERSION: int
@@ -124,9 +123,9 @@ class Session:
         self,
         sequences: Sequence[int],
         counts: Sequence[int],
-        tokens: Ints,
-        parents: Ints,
-        logit_rows: Ints,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        logit_rows: Sequence[int],
         logits: Floats,
         hidden: Sequence[tuple[int, Floats]],
         features: Floats | None,

@@ -45,7 +45,7 @@ class MedusaHeads:
 
         states = torch.stack(self._through_blocks(features))
         if all(output is self._outputs[0] for output in self._outputs):
-            return self._outputs[0](states.flatten(0, 1)).view(self.count, len(features), -1)
+            return self._outputs[0](states.flatten(0, 1)).reshape(*states.shape[:2], -1)
         return torch.stack([output(own) for output, own in zip(self._outputs, states, strict=True)])
 
     def _through_blocks(self, features: torch.Tensor) -> list[torch.Tensor]:

