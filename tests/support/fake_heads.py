@@ -83,6 +83,10 @@ class FakeHeadExecutor(FakeExecutor):
         super().commit(seq, rows)
         self._features[seq] = []
 
+    def close(self, seq: int) -> None:
+        super().close(seq)
+        self._features.pop(seq, None)
+
     def row_logits(self, seq: int, row: int) -> torch.Tensor:
         return self._logits(self._seen(seq, row))
 
@@ -121,7 +125,8 @@ class OpenFakeHeads(OpenFake):
         def product(x: torch.Tensor) -> torch.Tensor:
             assert x.dtype == torch.float32
             self.products += 1
-            return x @ weight.float().T
+            # A row at a time: `Dense` promises that the number of rows makes no difference.
+            return torch.stack([weight.float() @ row for row in x])
 
         return product
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,12 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
-from outrider.drafters.calibration import Calibrator
 from outrider.drafters.failures import Failures
 from outrider.drafters.features import Features
 from outrider.drafters.growth import Limits, grow
 from outrider.drafters.guesses import Guesses
-from outrider.drafters.head_children import children_of
+from outrider.drafters.head_accuracy import HeadAccuracy
+from outrider.drafters.head_children import Ids, Scores, children_of
 from outrider.drafters.medusa_heads import MedusaHeads
 from outrider.drafters.tenants import TenantStore
 
@@ -35,14 +36,17 @@ _WIDTH = 8
 _CANDIDATES = 48
 """Columns of a row of logits that the sampling transform is applied to, best first."""
 
+_KINDS = 3
+
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """A head's candidates after some path, with its own scores, best first; and as they are rated by their accuracy."""
+    """A head's candidates after some path with its own scores, best first; and as they are rated by their accuracy."""
 
-    candidates: Sequence[tuple[int, float]]
+    tokens: Ids
+    scores: Scores
     rated: Sequence[tuple[int, float]]
 
 
@@ -73,7 +77,8 @@ class MedusaDrafter(Drafter):
         self._width = context.config.tree_width or _WIDTH
         self._states: dict[int, tuple[int, torch.Tensor]] = {}
         self._drafts: dict[int, dict[Path, _Offer]] = {}
-        self._accuracies: TenantStore[Calibrator] = TenantStore(Calibrator)
+        shape = (_KINDS, self._heads.count, self._width)
+        self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape))
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
 
@@ -113,7 +118,6 @@ class MedusaDrafter(Drafter):
     def close(self, view: SequenceView) -> None:
         self._states.pop(view.request_id, None)
         self._drafts.pop(view.request_id, None)
-        self._accuracies.get(view.tenant).forget(view.request_id)
 
     def _knows(self, view: SequenceView) -> bool:
         """Whether the state before the root is at hand."""
@@ -147,17 +151,11 @@ class MedusaDrafter(Drafter):
     def _offer(self, view: SequenceView, guesses: Guesses, path: Path) -> _Offer:
         """A head's candidates after ``path``, whose length is the head's number."""
         paths = np.array([path], dtype=np.int64).reshape(1, -1)
-        tokens, scores = children_of(view, guesses, paths, self._width)
-        possible = [
-            (token, score) for token, score in zip(tokens[0].tolist(), scores[0].tolist(), strict=True) if score
-        ]
-        accuracy = self._accuracies.get(view.tenant)
-        chances = [
-            accuracy.probability(_source(view, len(path), rank), score, len(path) + 1, view.request_id)
-            for rank, (_, score) in enumerate(possible)
-        ]
-        rated = [(token, chance) for (token, _), chance in zip(possible, chances, strict=True)]
-        return _Offer(possible, sorted(rated, key=lambda candidate: -candidate[1]))
+        tokens, scores = (found[0] for found in children_of(view, guesses, paths, self._width))
+        tokens, scores = tokens[scores > 0], scores[scores > 0]
+        chances = self._accuracies.get(view.tenant).chances(_kind(view), len(path), scores)
+        order = np.argsort(-chances, kind="stable")
+        return _Offer(tokens, scores, list(zip(tokens[order].tolist(), chances[order].tolist(), strict=True)))
 
     def _learn(self, observation: Observation, draft: Mapping[Path, _Offer]) -> None:
         """Which candidates were right, as far as what was drafted went along with the text."""
@@ -167,14 +165,13 @@ class MedusaDrafter(Drafter):
         for right in observation.committed:
             if path not in draft:
                 break
-            for rank, (token, score) in enumerate(draft[path].candidates):
-                source = _source(view, len(path), rank)
-                accuracy.record(source, score, len(path) + 1, view.request_id, token == right)
+            offer = draft[path]
+            accuracy.record(_kind(view), len(path), offer.scores, offer.tokens == right)
             path = (*path, right)
 
 
-def _source(view: SequenceView, head: int, rank: int) -> str:
-    """What is told apart when accuracies are measured, next to how sure the head is."""
-    kind = "greedy" if view.sampling.params.greedy else "sampled"
-    shared = view.noise_stream == Stream.TARGET
-    return f"{kind}{shared:d}-{head}-{rank}"
+def _kind(view: SequenceView) -> int:
+    """What is told apart when accuracies are measured: greedy requests, shared noise, noise of the drafter's own."""
+    if view.sampling.params.greedy:
+        return 0
+    return 1 if view.noise_stream == Stream.TARGET else 2
