@@ -45,7 +45,7 @@ def chat_model(template: str | None = CHATML, *, seed: int = 0, **overrides: Any
 
 @cache
 def _words(end: float) -> torch.Tensor:
-    """Logits that leave a text readable: no broken characters, no control tokens but, at ``end``, that of a turn's end."""
+    """Logits that leave a text readable: no broken characters, and no control token but the one that ends a turn."""
     tokenizer = chat_tokenizer()
     logits = torch.full((tokenizer.vocab_size,), -1e4)
     for token in range(tokenizer.vocab_size):
