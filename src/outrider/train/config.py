@@ -32,10 +32,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         whole = (("epochs", 1), ("batch_tokens", 16), ("draft_steps", 1), ("measurements", 1), ("seed", 0))
-        for name, low in whole:
+        for name, least in whole:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         parts = (("step_decay", 0.0, 1.0), ("warm_up", 0.0, 0.9), ("held_out", 0.0, 0.5))
         positive = (("clip", 0.0, math.inf), ("checkpoint_minutes", 0.0, math.inf), ("learning_rate", 0.0, 1.0))
         for name, low, high in (*parts, *positive):

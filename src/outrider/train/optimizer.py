@@ -19,7 +19,8 @@ class Optimizers:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        inside, others = [], []
+        inside: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in module.named_parameters():
             is_output = name == OUTPUT or name.endswith(".output.weight")
             (inside if parameter.ndim == 2 and not is_output else others).append(parameter)

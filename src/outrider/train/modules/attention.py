@@ -130,4 +130,4 @@ def _to_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _to_kv_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The gradient of `_to_heads`: [R, heads, d] -> [R, kv_heads, d], summed."""
-    return rows.unflatten(1, (like.shape[2], -1)).sum(2)
+    return rows.view(len(rows), like.shape[2], -1, rows.shape[2]).sum(2)

@@ -246,7 +246,7 @@ class ChainModule(DrafterModule):
         """Queries [R, heads, d], keys and values [R, kv_heads, d], in the dtype of products."""
         c = self.config
         heads = qkv.view(len(qkv), -1, c.head_dim)
-        q, k, v = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, k, v = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
         if c.qk_norm:
             q, k = self.block.self_attn.q_norm(q), self.block.self_attn.k_norm(k)
         cos, sin = self._rotary.at(positions)
@@ -269,5 +269,5 @@ def _tally(batch: Batch, steps: Sequence[Step], measured: CrossEntropy) -> Tally
     asked = [int(batch.learned.sum())]
     for number, step in enumerate(steps[:-1], start=1):
         asked.append(len(_alive(batch, step.bases, batch.learned, number)))
-    by_step = zip(measured.entropy.split(sizes), measured.hit.split(sizes), strict=True)
+    by_step = zip(torch.split(measured.entropy, sizes), torch.split(measured.hit, sizes), strict=True)
     return tally_of([CrossEntropy(measured.total, entropy, hit) for entropy, hit in by_step], sizes, asked)

@@ -32,5 +32,5 @@ class Regression:
         scale = (self._squares.diagonal() / max(self._rows, 1)).sqrt().clamp(min=1e-6)
         normal = self._squares / scale / scale[:, None] / max(self._rows, 1)
         normal.diagonal().add_(_RIDGE)
-        found = torch.linalg.solve(normal, self._products / scale[:, None] / max(self._rows, 1))
+        found: torch.Tensor = torch.linalg.solve(normal, self._products / scale[:, None] / max(self._rows, 1))
         return (found / scale[:, None]).T.float()

@@ -84,7 +84,7 @@ def test_a_new_drafter_starts_as_a_good_linear_guess(method: str) -> None:
     before = module.loss(batch, GOAL).tally
     module.prepare([batch])
     after = module.loss(batch, GOAL).tally
-    assert after.hits[0] / after.asked[0] > before.hits[0] / before.asked[0] + 0.2
+    assert after.hits[0] / after.asked[0] > before.hits[0] / before.asked[0] + 0.1
     assert after.entropy[0] < 0.6 * before.entropy[0]
 
 
