@@ -3,7 +3,7 @@
 #
 #   sh training/make.sh OUT
 #
-# OUT/<method>/ then holds each drafter, as in src/outrider/heads/shipped/smollm2-135m. Interrupted, it goes on.
+# OUT/<method>/ then holds each drafter, ready for src/outrider/heads/shipped/smollm2-135m. Interrupted, it goes on.
 set -eu
 out=${1:?usage: sh training/make.sh OUT}
 here=$(dirname "$0")
