@@ -62,6 +62,7 @@ class Journal:
         check_room(self.path.parent, _LINE_ROOM)
         self._file.write(to_line(messages, id=number, **more).encode())
         self._file.flush()
+        os.fsync(self._file.fileno())  # the state must never be ahead of the file
         self._seen.add(key)
         self.kept += 1
         self._settle(number)

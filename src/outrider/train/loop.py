@@ -119,7 +119,9 @@ class _Run:
     def prepare(self) -> None:
         """What comes before the first update."""
         if self.progress.update == 0:
-            self._module.prepare(self._read_ahead(self._plan[: -(-_FIRST_LOOK // self._config.batch_tokens)]))
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(self._config.seed)
+                self._module.prepare(self._read_ahead(self._plan[: -(-_FIRST_LOOK // self._config.batch_tokens)]))
             self.measure_if_due()
 
     # -- learning -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Make the drafters of smollm2-135m: prompts, the model's answers to them, training. About two hours on two cores.
+#
+#   sh training/make.sh OUT
+#
+# OUT/<method>/ then holds each drafter, ready for src/outrider/heads/shipped/smollm2-135m. Interrupted, it goes on.
+set -eu
+out=${1:?usage: sh training/make.sh OUT}
+here=$(dirname "$0")
+mkdir -p "$out"
+[ -e "$out/prompts.jsonl" ] || python "$here/prompts.py" --count 6000 --seed 1 --out "$out/prompts.jsonl"
+train() {
+    method=$1
+    shift
+    outrider train smollm2-135m --method "$method" --out "$out/$method" --max-length 1024 --draft-vocab 6144 \
+        --batch-tokens 2048 --learning-rate 1.5e-3 --answer-tokens 320 "$@"
+}
+train eagle3 --data "$out/prompts.jsonl" --intermediate-size 1024 --epochs 2 --draft-steps 3
+# The answers are written once; the others learn from the same.
+train mtp --data "$out/eagle3/answers.jsonl" --draft-steps 3
+train medusa --data "$out/eagle3/answers.jsonl" --num-heads 4
