@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from outrider.heads.eagle3 import usual_layers
-from outrider.heads.head import EMBEDDING, FEATURES, OUTPUT, Head
-from outrider.models.config import Fusion, ModelConfig, weight_shapes
+from outrider.heads.head import FEATURES, Head
+from outrider.models.config import EMBEDDING, OUTPUT, Fusion, ModelConfig, weight_shapes
 
 TARGET = ModelConfig(
     family="llama",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from outrider.models.config import ModelConfig, weight_shapes
+from outrider.models.config import EMBEDDING, ModelConfig, weight_shapes
+
+
+def another_level_pays(gain: float, expected: float, levels: int, ratio: float) -> bool:
+    """Whether one more level of a draft tree raises the expected tokens per unit of cost.
+
+    gain: tokens that it is expected to bring. expected: tokens of the round without it, after ``levels`` levels.
+    ratio: a level's cost in units of what else a round costs: tokens per cost stand at expected / (1 + levels * ratio).
+    """
+    return gain * (1 + levels * ratio) >= expected * ratio
 
 
 def parameters(config: ModelConfig) -> int:
     """Weights that a forward pass reads: what it costs while memory is the limit. An embedding is only looked up."""
     total = 0
     for name, shape in weight_shapes(config).items():
-        if name != "model.embed_tokens.weight" or config.tie_embeddings:
+        if name != EMBEDDING or config.tie_embeddings:
             size = 1
             for n in shape:
                 size *= n

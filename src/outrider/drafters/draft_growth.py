@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.tree import ROOT, DraftTree
+from outrider.drafters.cost import another_level_pays
 from outrider.drafters.draft_children import Children, are_drawn, best_with_noise, drawn, most_likely
 
 if TYPE_CHECKING:
@@ -117,14 +118,13 @@ class BestPaths(Growth):
     def _pays(self, chosen: Sequence[int], best: Sequence[int]) -> bool:
         """Whether the children of ``chosen`` are expected to be worth a draft forward.
 
-        Tokens per cost stand at (1 + sum of path probabilities) / (1 + levels * ratio); one more level costs ``ratio``
-        and brings, if acceptance goes on as on the paths so far, p^(1 + 1/depth) for a node of path probability p.
+        If acceptance goes on as on the paths so far, they bring p^(1 + 1/depth) for a node of path probability p.
         """
         if self._cost_ratio is None:
             return True
         expected = 1 + sum(self.products[node] for node in best)
         gain = sum(math.pow(self.products[node], 1 + 1 / self.depths[node]) for node in chosen)
-        return gain * (1 + self.levels * self._cost_ratio) >= expected * self._cost_ratio
+        return another_level_pays(gain, expected, self.levels, self._cost_ratio)
 
 
 class AsDrawn(Growth):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.core.tree import ROOT, DraftTree
+from outrider.drafters.cost import another_level_pays
 from outrider.drafters.draft_growth import AsDrawn
 from outrider.drafters.head_children import Ids, Scores, children_of
 
@@ -99,13 +100,11 @@ class DynamicTree:
         self._forwarded = nodes
 
     def _pays(self, chosen: Sequence[int], best: Scores) -> bool:
-        """Whether the children of ``chosen`` are expected to be worth a further level; the reckoning is
-        `draft_growth.BestPaths`'.
-        """
+        """Whether the children of ``chosen`` are expected to be worth a further level; see `draft_growth.BestPaths`."""
         if self._cost_ratio is None:
             return True
         gain = float((self._products[chosen] ** (1 + 1 / self._levels)).sum())
-        return gain * (1 + self._levels * self._cost_ratio) >= (1 + float(best.sum())) * self._cost_ratio
+        return another_level_pays(gain, 1 + float(best.sum()), self._levels, self._cost_ratio)
 
 
 class DrawnTree:

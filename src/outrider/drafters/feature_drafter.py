@@ -16,10 +16,11 @@ from outrider.drafters.failures import Failures
 from outrider.drafters.feature_runs import FeatureRun, FeatureRuns, as_feature
 from outrider.drafters.features import Features
 from outrider.drafters.growth import Limits
-from outrider.drafters.guesses import Guesses
-from outrider.drafters.target_output import output_rows
+from outrider.drafters.guesses import CANDIDATES, Guesses
 from outrider.executors.base import COMMITTED, Segment
-from outrider.heads.head import FEATURES, OUTPUT
+from outrider.heads.head import FEATURES
+from outrider.heads.standalone import output_rows
+from outrider.models.config import OUTPUT
 from outrider.models.loader import Model
 from outrider.models.weights import TensorWeights
 
@@ -35,8 +36,6 @@ _WIDTH = 8
 """Children of a node that are considered for a tree, unless the configuration says otherwise."""
 _DRAWN_WIDTH = 3
 """The same where rules that compare p with q need whole families."""
-_CANDIDATES = 48
-"""Columns of a row of logits that the sampling transform is applied to, best first."""
 
 
 @dataclass
@@ -191,7 +190,7 @@ class FeatureDrafter(Drafter):
 
     def _guesses(self, logits: torch.Tensor, views: Sequence[SequenceView]) -> Guesses:
         plain = all(view.sampling.is_argmax for view in views)
-        candidates = (self._width or _WIDTH) if plain else _CANDIDATES
+        candidates = (self._width or _WIDTH) if plain else CANDIDATES
         return Guesses.of(logits, self._columns, self._executor.top_k, candidates)
 
     def _expand(self, part: _Round, nodes: Sequence[int], guesses: Guesses) -> None:
@@ -205,10 +204,12 @@ class FeatureDrafter(Drafter):
 
 def _model(head: Head, target: Model) -> Model:
     """The model that the executor runs: what it lacks of embedding and output is the target's."""
+    import torch
+
     assert head.config is not None, "load_head gives every method but Medusa a config"
     tensors = {name: tensor for name, tensor in head.tensors.items() if name != FEATURES}
     config = head.config
     if head.draft_ids is not None and OUTPUT not in tensors:
-        tensors[OUTPUT] = output_rows(target, head.draft_ids)
+        tensors[OUTPUT] = output_rows(head, target.weights, torch.bfloat16)
         config = replace(config, tie_embeddings=False)
     return Model(head.source or head.method, config, TensorWeights(tensors))

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.heads.head import FEATURES
+from outrider.models.config import FINAL_NORM
 
 if TYPE_CHECKING:
     import torch
 
     from outrider.drafters.base import DrafterContext, Observation
     from outrider.executors.base import Dense
+    from outrider.executors.torch.norm import Norm
     from outrider.heads.head import Head
     from outrider.models.loader import Model
-
-_FINAL_NORM = "model.norm.weight"
 
 
 class Features:
@@ -23,7 +23,7 @@ class Features:
 
     def __init__(self, head: Head, context: DrafterContext) -> None:
         self.layers = head.feature_layers
-        self._norm = FinalNorm(context.target) if head.normed else None
+        self._norm = _final_norm(context.target) if head.normed else None
         self._join: Dense | None = None
         if FEATURES in head.tensors:
             self._join = context.open_executor.dense(head.tensors[FEATURES])
@@ -39,18 +39,12 @@ class Features:
         return states if self._join is None else self._join(states)
 
 
-class FinalNorm:
-    """The target's RMSNorm after its last block (Zhang and Sennrich, 2019), in float32."""
+def _final_norm(target: Model) -> Norm:
+    import torch
 
-    def __init__(self, target: Model) -> None:
-        import torch
+    from outrider.executors.torch.norm import Norm
 
-        self._weight = target.weights.tensor(_FINAL_NORM, torch.float32)
-        self._eps = target.config.rms_norm_eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, H] float32 -> [R, H]."""
-        return x * (x.square().mean(-1, keepdim=True) + self._eps).rsqrt() * self._weight
+    return Norm(target.weights.tensor(FINAL_NORM, torch.float32), target.config.rms_norm_eps)
 
 
 def hidden_rows(observation: Observation, layers: Sequence[int], rows: Sequence[int]) -> torch.Tensor:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TopK = Callable[["torch.Tensor", int], tuple["torch.Tensor", "torch.Tensor"]]
 """`Executor.top_k`."""
 
+CANDIDATES = 48
+"""Columns of a row of logits that the sampling transform is applied to, best first."""
+
 
 @dataclass(frozen=True)
 class Guesses:

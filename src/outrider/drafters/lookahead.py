@@ -157,12 +157,11 @@ class LookaheadDrafter(Drafter):
 
 def _rows(tree: DraftTree, paths: Iterable[Sequence[int]]) -> list[int]:
     """The row at the end of each path, row 0 being the root's; empty if one is missing."""
-    nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     rows: list[int] = []
     for path in paths:
         at = ROOT
         for token in path:
-            found = nodes.get((at, token))
+            found = tree.places.get((at, token))
             if found is None:
                 return []
             at = found

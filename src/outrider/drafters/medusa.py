@@ -20,7 +20,7 @@ from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation,
 from outrider.drafters.failures import Failures
 from outrider.drafters.features import Features
 from outrider.drafters.growth import Limits, grow
-from outrider.drafters.guesses import Guesses
+from outrider.drafters.guesses import CANDIDATES, Guesses
 from outrider.drafters.head_accuracy import HeadAccuracy
 from outrider.drafters.head_children import Ids, Scores, children_of
 from outrider.drafters.medusa_heads import MedusaHeads
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 8
 """Candidates of a head that are considered, unless the configuration says otherwise."""
-_CANDIDATES = 48
-"""Columns of a row of logits that the sampling transform is applied to, best first."""
-
 _KINDS = 3
 
 Path = tuple[int, ...]
@@ -91,7 +88,7 @@ class MedusaDrafter(Drafter):
         if asked:
             states = torch.cat([self._states[view.request_id][1] for view in asked])
             logits = self._heads(self._features.of(states))
-            guesses = Guesses.of(logits.flatten(0, 1), self._columns, self._top_k, _CANDIDATES)
+            guesses = Guesses.of(logits.flatten(0, 1), self._columns, self._top_k, CANDIDATES)
             for i, view in enumerate(asked):
                 of_heads = [guesses[row : row + 1] for row in range(i, len(guesses), len(asked))]
                 trees[view.request_id] = self._tree(view, of_heads, limits[view.request_id])

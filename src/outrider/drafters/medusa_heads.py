@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.drafters.target_output import output_rows
-from outrider.heads.head import OUTPUT
+from outrider.heads.standalone import output_rows
+from outrider.models.config import OUTPUT
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,8 @@ class MedusaHeads:
         own = [head.tensors.get(f"heads.{k}.output.weight") for k in range(self.count)]
         if any(matrix is None for matrix in own):
             shared = head.tensors.get(OUTPUT)
-            common = open_executor.dense(output_rows(target, head.draft_ids) if shared is None else shared)
+            lent = output_rows(head, target.weights, torch.bfloat16) if shared is None else shared
+            common = open_executor.dense(lent)
         self._outputs: list[Dense] = [common if matrix is None else open_executor.dense(matrix) for matrix in own]
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import ConfigError
-from outrider.models.config import ModelConfig, weight_shapes
+from outrider.models.config import EMBEDDING, OUTPUT, ModelConfig, weight_shapes
 
 if TYPE_CHECKING:
     from outrider.models.weights import Weights
-
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
 
 
 def shared_tensors(config: ModelConfig, weights: Weights, target: ModelConfig) -> frozenset[str]:

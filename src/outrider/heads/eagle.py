@@ -14,10 +14,10 @@ import torch
 from outrider.core.errors import HeadMismatchError
 from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import MASK, OFFSETS, ascending, read_offsets, written_offsets
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
 from outrider.heads.names import Table, public_tensors, read_tensors
 from outrider.heads.values import model_of, own_value, read_config, written
-from outrider.models.config import Fusion
+from outrider.models.config import OUTPUT, Fusion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

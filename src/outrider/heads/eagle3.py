@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from outrider.core.errors import HeadMismatchError, ModelFileError, UnsupportedModelError
 from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import MASK, OFFSETS, ascending, read_offsets, written_offsets
-from outrider.heads.head import FEATURES, OUTPUT, Head
+from outrider.heads.head import FEATURES, Head
 from outrider.heads.names import public_tensors, read_tensors
 from outrider.heads.values import model_of, own_value, read_config, written
-from outrider.models.config import Fusion
+from outrider.models.config import OUTPUT, Fusion
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import Checkpoint

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import HeadMismatchError
-from outrider.models.config import ModelConfig, weight_shapes
+from outrider.models.config import EMBEDDING, OUTPUT, ModelConfig, weight_shapes
 
 if TYPE_CHECKING:
     import torch
 
 METHODS = ("eagle", "eagle3", "mtp", "medusa")
 
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
 FEATURES = "features.weight"
 """EAGLE-3's ``fc`` [H, layers * target's H]: joins the target's hidden states to one feature."""
 

@@ -13,8 +13,9 @@ import torch
 from outrider.core.errors import HeadMismatchError
 from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import ascending, check_ids
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
 from outrider.heads.values import OWN, dtype_of, own_value, own_values
+from outrider.models.config import OUTPUT
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import Checkpoint

@@ -15,10 +15,10 @@ import torch
 from outrider.core.errors import HeadMismatchError
 from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import ascending, read_offsets, written_offsets
-from outrider.heads.head import EMBEDDING, OUTPUT, Head
+from outrider.heads.head import Head
 from outrider.heads.names import Table, public_tensors, read_tensors
 from outrider.heads.values import OWN, model_of, own_value, read_config, written
-from outrider.models.config import Fusion
+from outrider.models.config import EMBEDDING, OUTPUT, Fusion
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import Checkpoint

@@ -1,13 +1,16 @@
-"""Heads that bring an output matrix, for engines that do not lend them the target's."""
+"""The target's output matrix: lent to heads that have none, or given to them for engines that do not lend it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.heads.head import EMBEDDING, OUTPUT, Head
+from outrider.heads.head import Head
+from outrider.models.config import EMBEDDING, OUTPUT
 
 if TYPE_CHECKING:
+    import torch
+
     from outrider.models.weights import Weights
 
 
@@ -22,6 +25,10 @@ def standalone(head: Head, target: Weights) -> Head:
     if OUTPUT in head.tensors or all(name in head.tensors for name in outputs):
         return head
     dtype = next((tensor.dtype for tensor in head.tensors.values()), torch.float32)
+    return replace(head, tensors={**head.tensors, OUTPUT: output_rows(head, target, dtype)})
+
+
+def output_rows(head: Head, target: Weights, dtype: torch.dtype) -> torch.Tensor:
+    """The target's output matrix, of a reduced vocabulary its rows: [D or V, H]."""
     matrix = target.tensor(OUTPUT if OUTPUT in target.names() else EMBEDDING, dtype)
-    rows = matrix if head.draft_ids is None else matrix[head.draft_ids]
-    return replace(head, tensors={**head.tensors, OUTPUT: rows})
+    return matrix if head.draft_ids is None else matrix[head.draft_ids]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+OUTPUT = "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -102,7 +106,7 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Every tensor that an executor needs, by its canonical name (Hugging Face's), with its shape."""
     c = config
     hidden, q, kv, inner = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (c.vocab_size, hidden)}
     shapes |= _fusion_shapes(c)
     for i in range(c.num_layers):
         layer = f"model.layers.{i}"
@@ -126,9 +130,9 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
             shapes[f"{layer}.self_attn.k_norm.weight"] = (c.head_dim,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
     if c.final_norm:
-        shapes["model.norm.weight"] = (hidden,)
+        shapes[FINAL_NORM] = (hidden,)
     if not c.tie_embeddings:
-        shapes["lm_head.weight"] = (c.num_logits, hidden)
+        shapes[OUTPUT] = (c.num_logits, hidden)
     return shapes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from outrider.models.config import ModelConfig
+from outrider.models.config import OUTPUT, ModelConfig
 from outrider.models.config_hf import read_json
 from outrider.models.weights import FLOAT_KINDS, RawTensor, Weights, check_tensors
 
@@ -34,7 +34,7 @@ class SafetensorsWeights(Weights):
                     continue
                 if name.endswith(".rotary_emb.inv_freq"):  # buffers that old checkpoints saved; the config says as much
                     continue
-                if name == "lm_head.weight" and config.tie_embeddings:
+                if name == OUTPUT and config.tie_embeddings:
                     continue
                 view = handle.get_slice(name)
                 if view.get_dtype() not in FLOAT_KINDS:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.heads.head import OUTPUT
+from outrider.models.config import OUTPUT
 
 _BETAS = (0.9, 0.95)
 

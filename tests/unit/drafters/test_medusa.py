@@ -13,7 +13,8 @@ from outrider.drafters.base import Budget, DrafterContext
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.medusa_heads import MedusaHeads
 from outrider.engine.outputs import SpeculationStats
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
+from outrider.models.config import OUTPUT
 from tests.support.fake_heads import HEADS, OpenFakeHeads, counting_head, counting_logits, hidden
 from tests.support.fakes import VOCAB, FakeExecutor, fake_model, make_engine, run
 from tests.support.heads import random_head

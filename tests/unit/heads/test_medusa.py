@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from outrider.core.errors import HeadMismatchError
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
 from outrider.heads.load import head_method, load_head
 from outrider.heads.save import save_head
 from outrider.heads.standalone import standalone
+from outrider.models.config import OUTPUT
 from outrider.models.weights import TensorWeights
 from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
 from tests.unit.heads.checkpoints import config_values, normal, ones, tensors_of, write

@@ -14,7 +14,8 @@ import torch
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.executors.base import Dense, Executor, ForwardOutput, Segment, check_features, whole_pages
 from outrider.executors.native import default_threads, require
-from outrider.executors.shared import EMBEDDING, shared_tensors
+from outrider.executors.shared import shared_tensors
+from outrider.models.config import EMBEDDING
 
 if TYPE_CHECKING:
     from outrider import _native

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from outrider import _native
-from outrider.executors.shared import EMBEDDING, OUTPUT
 from outrider.executors.torch.rope import rope_frequencies
-from outrider.models.config import Fusion, ModelConfig
+from outrider.models.config import EMBEDDING, FINAL_NORM, OUTPUT, Fusion, ModelConfig
 
 if TYPE_CHECKING:
     from outrider.models.weights import Weights
@@ -48,7 +47,7 @@ def build_model(config: ModelConfig, matrices: Mapping[str, _native.PackedMatrix
     model.set_embedding(embedding)
     model.set_lm_head(embedding if config.tie_embeddings else matrices[OUTPUT])
     if config.final_norm:
-        model.set_final_norm(_vector(weights, "model.norm.weight"))
+        model.set_final_norm(_vector(weights, FINAL_NORM))
     if config.fusion is not None:
         _set_fusion(model, config.fusion, matrices, weights)
     for i in range(config.num_layers):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.models.config import ModelConfig
+from outrider.models.config import EMBEDDING, ModelConfig
 from outrider.models.quants import dequantize
 from outrider.models.weights import Weights
 
@@ -19,7 +19,7 @@ class Embedding:
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
-        raw = weights.raw("model.embed_tokens.weight")
+        raw = weights.raw(EMBEDDING)
         self._kind = raw.kind
         self._rows = raw.data.reshape(config.vocab_size, -1)
         self._size, self._dtype, self._device = config.hidden_size, dtype, device

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider.executors.shared import EMBEDDING, OUTPUT, shared_tensors
+from outrider.executors.shared import shared_tensors
 from outrider.executors.torch.attention import SegmentPlan, attend
 from outrider.executors.torch.embedding import Embedding
 from outrider.executors.torch.fusion import Fuse, Normalise
 from outrider.executors.torch.norm import Norm, keep
 from outrider.executors.torch.products import MIN_ROWS, Linear
 from outrider.executors.torch.rope import RotaryTable, rotate
-from outrider.models.config import ModelConfig
+from outrider.models.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from outrider.models.weights import Weights
 
 
@@ -73,7 +73,7 @@ class TorchModel:
         self._weights, self._dtype, self._device = weights, dtype, device
         shared = shared_tensors(config, weights, target.config) if target is not None else ()
         self._head = self._output(target, shared)
-        self._norm = self._load_norm("model.norm.weight") if config.final_norm else keep
+        self._norm = self._load_norm(FINAL_NORM) if config.final_norm else keep
         self._layers = [self._load_layer(i) for i in range(config.num_layers)]
         self._fuse = self._load_fuse() if config.fusion is not None else None
         self._embedding: Embedding

@@ -12,6 +12,7 @@ from torch import nn
 
 from outrider.core.errors import ConfigError
 from outrider.heads.head import Head
+from outrider.models.config import ModelConfig
 from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, Wanted
 from outrider.train.modules.layers import ScaledLinear
@@ -96,6 +97,9 @@ class DrafterModule(nn.Module, ABC):
 
     method: str
     feature_layers: tuple[int, ...]
+    normed = False
+    config: ModelConfig | None = None
+    """See `Head`."""
 
     def __init__(self, target: Target, draft_ids: torch.Tensor | None, own_output: bool, dtype: torch.dtype) -> None:
         """draft_ids: see `Head.draft_ids`."""
@@ -126,9 +130,20 @@ class DrafterModule(nn.Module, ABC):
     def loss(self, batch: Batch, goal: Goal) -> Outcome:
         """Loss and measures of a batch, in the order of its rows."""
 
-    @abstractmethod
     def to_head(self, dtype: torch.dtype = torch.bfloat16) -> Head:
         """What was learned so far, with tensors in ``dtype``, copied."""
+        t = self.target.config
+        return Head(
+            method=self.method,
+            hidden_size=t.hidden_size,
+            num_layers=t.num_layers,
+            vocab_size=t.vocab_size,
+            feature_layers=self.feature_layers,
+            tensors=self.tensors(dtype),
+            normed=self.normed,
+            draft_ids=self.draft_ids,
+            config=self.config,
+        )
 
     @property
     def last_layer(self) -> int:

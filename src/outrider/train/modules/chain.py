@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from outrider.core.errors import HeadMismatchError
 from outrider.executors.torch.rope import RotaryTable, rotate
-from outrider.heads.head import EMBEDDING, OUTPUT, Head
-from outrider.models.config import ModelConfig
+from outrider.heads.head import Head
+from outrider.models.config import EMBEDDING, OUTPUT, ModelConfig
 from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, soft_cross_entropy
 from outrider.train.modules.attention import attend
@@ -55,7 +55,7 @@ class _Weights:
 class ChainModule(DrafterModule):
     """One block behind a fusion, as `ModelConfig.fusion` has it; the arithmetic is that of the executors."""
 
-    normed = False
+    config: ModelConfig
     is_new = False
     """Whether nothing was learned yet."""
 
@@ -83,20 +83,6 @@ class ChainModule(DrafterModule):
         block = self.model.layers[0]
         assert isinstance(block, Block)
         return block
-
-    def to_head(self, dtype: torch.dtype = torch.bfloat16) -> Head:
-        t = self.target.config
-        return Head(
-            method=self.method,
-            hidden_size=t.hidden_size,
-            num_layers=t.num_layers,
-            vocab_size=t.vocab_size,
-            feature_layers=self.feature_layers,
-            tensors=self.tensors(dtype),
-            normed=self.normed,
-            draft_ids=self.draft_ids,
-            config=self.config,
-        )
 
     @classmethod
     def from_head(cls, head: Head, target: Target, dtype: torch.dtype) -> Self:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from outrider.core.errors import HeadMismatchError
-from outrider.heads.head import OUTPUT, Head
+from outrider.heads.head import Head
+from outrider.models.config import OUTPUT
 from outrider.train.batches import Batch
 from outrider.train.losses import soft_cross_entropy
 from outrider.train.modules.base import DrafterModule, Goal, Outcome, Shape, tally_of
@@ -40,6 +41,7 @@ class MedusaHead(nn.Module):
 
 class Medusa(DrafterModule):
     method = "medusa"
+    normed = True
 
     def __init__(
         self,
@@ -105,16 +107,3 @@ class Medusa(DrafterModule):
             parts.append(measured)
             sizes.append(len(bases))
         return Outcome(total, tally_of(parts, sizes, asked))
-
-    def to_head(self, dtype: torch.dtype = torch.bfloat16) -> Head:
-        t = self.target.config
-        return Head(
-            method=self.method,
-            hidden_size=t.hidden_size,
-            num_layers=t.num_layers,
-            vocab_size=t.vocab_size,
-            feature_layers=self.feature_layers,
-            tensors=self.tensors(dtype),
-            normed=True,
-            draft_ids=self.draft_ids,
-        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.models.config import ModelConfig
+from outrider.models.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from outrider.models.loader import Model
 from outrider.models.weights import Weights
 from outrider.train.modules.layers import rms_norm
@@ -29,10 +29,10 @@ class Target:
     @classmethod
     def load(cls, model: Model) -> Target:
         """Raises ModelFileError for a tensor that is missing."""
-        embedding = model.weights.tensor("model.embed_tokens.weight", torch.bfloat16)
+        embedding = model.weights.tensor(EMBEDDING, torch.bfloat16)
         tied = model.config.tie_embeddings
-        output = embedding if tied else model.weights.tensor("lm_head.weight", torch.bfloat16)
-        norm = model.weights.tensor("model.norm.weight", torch.float32)
+        output = embedding if tied else model.weights.tensor(OUTPUT, torch.bfloat16)
+        norm = model.weights.tensor(FINAL_NORM, torch.float32)
         return cls(model.name, model.config, model.weights, embedding, output, norm)
 
     def normed(self, final: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from outrider.core.errors import ConfigError, HeadMismatchError, UnknownNameError
-from outrider.heads.head import OUTPUT
 from outrider.heads.load import load_head
 from outrider.heads.save import save_head
+from outrider.models.config import OUTPUT
 from outrider.train.batches import collate
 from outrider.train.data import Sample
 from outrider.train.modules import MODULES
