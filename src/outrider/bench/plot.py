@@ -6,7 +6,6 @@ Left: how many draft tokens a round verified, and how many of them were accepted
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.report import OVERALL, check_output
 from outrider.core.errors import ConfigError
+from outrider.models.cache import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,9 +53,8 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     _draw_speedups(right, record, drafting, categories)
     figure.suptitle(_title(record), fontsize=10)
     figure.tight_layout()
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format=path.suffix[1:].lower())
-    os.replace(part, path)
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:].lower())
 
 
 def rounds_by_verified(record: Mapping[str, Any], method: str) -> list[tuple[int, int, float]]:

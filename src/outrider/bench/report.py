@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench import measure
 from outrider.bench.table import format_table
 from outrider.core.errors import UsageError
+from outrider.models.cache import replacing
 
 if TYPE_CHECKING:
     from outrider.bench.runner import Row, Run
@@ -255,9 +255,8 @@ def _row_record(row: Row) -> dict[str, Any]:
 
 def save(record: Mapping[str, Any], path: Path) -> None:
     """Write the record as JSON; the file appears whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(_as_json(record), encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as part:
+        part.write_text(_as_json(record), encoding="utf-8")
 
 
 def _as_json(record: Mapping[str, Any]) -> str:

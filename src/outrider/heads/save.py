@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import ConfigError
 from outrider.heads import LAYOUTS
 from outrider.heads.checkpoint import CONFIG
+from outrider.models.cache import replacing
 
 if TYPE_CHECKING:
     from outrider.heads.head import Head
@@ -32,9 +32,7 @@ def save_head(head: Head, folder: Path, layout: str | None = None) -> None:
     head.check_tensors()
     files = writer.write(head)
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / (files.weights + ".part")
-    save_file({key: tensor.contiguous() for key, tensor in files.tensors.items()}, part, metadata={"format": "pt"})
-    os.replace(part, folder / files.weights)
-    part = folder / (CONFIG + ".part")
-    part.write_text(json.dumps(files.values, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / CONFIG)
+    with replacing(folder / files.weights) as part:
+        save_file({key: tensor.contiguous() for key, tensor in files.tensors.items()}, part, metadata={"format": "pt"})
+    with replacing(folder / CONFIG) as part:
+        part.write_text(json.dumps(files.values, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,11 @@
-"""The user's cache folder, and writing to it so that nobody ever sees half a file."""
+"""The user's cache folder, and writing so that nobody ever sees half a file."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.core.errors import ConfigError
@@ -26,6 +28,14 @@ def make_folder(path: Path) -> Path:
             f"cannot create the cache folder {path}: {error.strerror}; set OUTRIDER_CACHE to a folder you can write to"
         ) from None
     return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside ``path`` for a file that takes its place at the end: ``path`` appears whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    yield part
+    os.replace(part, path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

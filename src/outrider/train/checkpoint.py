@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outrider.core.errors import UsageError
+from outrider.models.cache import replacing
 from outrider.train.disk import check_room
 
 NAME = "checkpoint.pt"
@@ -23,12 +24,10 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     of the room beside it.
     """
     check_room(folder, _size(state), kept_free=0)
-    part = folder / (NAME + ".part")
-    with part.open("wb") as file:
+    with replacing(folder / NAME) as part, part.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, folder / NAME)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -41,11 +40,6 @@ def read(folder: Path) -> dict[str, Any] | None:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} is not a checkpoint that can be read ({error}); remove it to start anew") from None
     return state
-
-
-def remove(folder: Path) -> None:
-    """Remove the checkpoint, if there is one."""
-    (folder / NAME).unlink(missing_ok=True)
 
 
 def _size(value: Any) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider.models.cache import replacing
 from outrider.train.modules.base import Tally
 
 
@@ -24,9 +24,11 @@ class Curves:
 
     def write(self, folder: Path) -> None:
         """curves.json, and curves.png where matplotlib is installed; each appears whole or not at all."""
-        _replace(folder / "curves.json", lambda part: part.write_text(json.dumps(asdict(self), indent=1) + "\n"))
+        with replacing(folder / "curves.json") as part:
+            part.write_text(json.dumps(asdict(self), indent=1) + "\n")
         if importlib.util.find_spec("matplotlib") is not None:
-            _replace(folder / "curves.png", self._draw)
+            with replacing(folder / "curves.png") as part:
+                self._draw(part)
 
     def _draw(self, part: Path) -> None:
         from matplotlib.figure import Figure
@@ -71,9 +73,3 @@ def point(update: int, tally: Tally) -> dict[str, Any]:
         "accuracy": [round(value, 6) for value in accuracy.tolist()],
         "acceptance_length": round(1 + float(torch.cumprod(accuracy, 0).sum()), 6),
     }
-
-
-def _replace(path: Path, write: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    write(part)
-    os.replace(part, path)

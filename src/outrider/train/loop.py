@@ -177,7 +177,7 @@ class _Run:
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> Curves:
-        """Write the drafter and the curves; the checkpoint has served its end then."""
+        """Write the drafter and the curves, and a last checkpoint: the same command has nothing left to do then."""
         curves = self.progress.curves
         curves.write(self._folder)
         save_head(self._module.to_head(), self._folder)
