@@ -106,12 +106,11 @@ def pass_tokens(block: Block, config: ModelConfig, matrix: torch.Tensor, embeddi
     outgoing = left[:, :width] * strength[:width].sqrt()
     a.v_proj.weight.zero_()
     a.v_proj.weight[:width, :size] = right[:width] * strength[:width, None].sqrt()
-    generator = torch.Generator().manual_seed(0)
     common = torch.nn.functional.normalize(embeddings.mean(0), dim=0)
     for kv_head in range(c.num_kv_heads):
         keys = slice(kv_head * d, (kv_head + 1) * d)
         queries = slice(kv_head * group * d, (kv_head * group + 1) * d)
-        looking = torch.randn(d, size, generator=generator) / size**0.5
+        looking = torch.randn(d, size) / size**0.5
         looking -= (looking @ common)[:, None] * common  # what all tokens have in common tells none from another
         seen = (embeddings @ looking.T).pow(2).sum(-1).mean()
         looking *= (_SELF_SCORE * d**0.5 / seen).sqrt()
