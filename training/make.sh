@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the drafters of smollm2-135m: prompts, the model's answers to them, training. About two hours on two cores.
+# Make the drafters of smollm2-135m: prompts, the model's answers to them, training.
 #
 #   sh training/make.sh OUT
 #
