@@ -29,7 +29,7 @@ from tests.support.fakes import EOS, VOCAB, ChaosDrafter, FakeExecutor, fake_mod
 
 PAGE = 4
 MACHINE = CostCurve((1, 8, 64), (1.0, 1.2, 3.0))
-METHODS = (None, "none", "ngram", "suffix", "recycle", "suffix+recycle")
+METHODS = (None, "none", "ngram", "suffix", "recycle", "lookahead", "suffix+recycle")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.support import Running, post
 
-METHODS = ["ngram", "suffix", "recycle", "suffix+recycle", "ngram+suffix+recycle"]
+METHODS = ["ngram", "suffix", "recycle", "lookahead", "suffix+recycle", "ngram+suffix+recycle"]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "temperature": {"temperature": 0.8},
