@@ -31,6 +31,7 @@ TARGET = ModelConfig(
 """The target of the heads here, unless they are made for another one."""
 
 DRAFT_IDS = torch.tensor([0, 2, 3, 5, 7, 11, 13, 17, 40, 41, 95])
+ACCURACIES = (0.75, 0.5)
 
 _MODELS: dict[str, dict[str, Any]] = {
     "eagle": {"fusion": Fusion("project", norms=False, bias=True), "first_norm": False, "final_norm": False},
@@ -80,6 +81,7 @@ def random_head(
         tensors={name: _random(name, shape, generator).to(dtype) for name, shape in shapes.items()},
         draft_ids=draft_ids,
         config=config,
+        accept_by_depth=ACCURACIES,
     )
 
 
@@ -109,6 +111,7 @@ def _random_medusa(
         normed=True,
         tensors={name: _random(name, shape, generator).to(dtype) for name, shape in shapes.items()},
         draft_ids=draft_ids,
+        accept_by_depth=ACCURACIES,
     )
 
 
@@ -121,7 +124,16 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
 
 def assert_same_head(found: Head, wanted: Head) -> None:
     """Every field but where it came from."""
-    for name in ("method", "hidden_size", "num_layers", "vocab_size", "feature_layers", "normed", "config"):
+    for name in (
+        "method",
+        "hidden_size",
+        "num_layers",
+        "vocab_size",
+        "feature_layers",
+        "normed",
+        "config",
+        "accept_by_depth",
+    ):
         assert getattr(found, name) == getattr(wanted, name), name
     assert (found.draft_ids is None) == (wanted.draft_ids is None)
     if found.draft_ids is not None and wanted.draft_ids is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,15 @@ class Wants:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one round, for each request: draft nodes and depth at most."""
+    """Limits of one round, for each request: draft nodes and depth at most.
+
+    price: seconds that the coming round takes with so many draft nodes, of all requests together, drafting not counted.
+        None: not known, or not to matter.
+    """
 
     nodes: int
     depth: int
+    price: Callable[[int], float] | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -109,6 +114,10 @@ class Drafter(ABC):
     """Draft nodes per round, unless the configuration says otherwise."""
     needs_model: bool = False
     """Whether building it loads a model, which is not done on a single request's demand."""
+    accept_by_depth: Sequence[float] = ()
+    """Chance that a node of depth 1, 2, … is accepted where its parent was, if that has been measured beforehand."""
+    minds_price: bool = False
+    """Whether `propose` itself keeps to what pays at ``Budget.price``, so that nobody need limit its depth."""
 
     def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request starts; its prompt is in ``view.tokens``."""

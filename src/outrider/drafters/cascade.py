@@ -12,6 +12,7 @@ from outrider.core.errors import DraftError
 from outrider.core.tree import ROOT, DraftTree, merge
 from outrider.drafters.base import Budget, Drafter, Observation, SequenceView, Wants
 from outrider.drafters.calibration import Calibrator, path_products
+from outrider.drafters.costly import CostlyMember
 from outrider.drafters.tenants import TenantStore
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Cascade(Drafter):
     """Every member may use the whole budget; the merged tree is cut to it by calibrated path probability.
 
     The scores of the tree that comes out are calibrated, which makes those of different members comparable.
+    A member that runs a model is asked after those that only look things up, and where it promises to pay beside them.
     A member that raises sits the round out; ``failures`` counts how often, by name. Only if all of them fail does the
     cascade itself raise.
     """
@@ -56,6 +58,9 @@ class Cascade(Drafter):
             whole_prompt=any(member.wants.whole_prompt for member in members),
         )
         self._width = width
+        self._lookups = [member for member in self.members if not member.needs_model]
+        self._costly = [CostlyMember(member) for member in self.members if member.needs_model]
+        self.minds_price = bool(self._costly)
         self.failures: Counter[str] = Counter()
         self._untold: set[int] = set()
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
@@ -66,7 +71,12 @@ class Cascade(Drafter):
             self._attempt(member, [view], partial(member.open, view))
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
-        proposed = [trees for member in self.members if (trees := self._member_trees(member, views, budget))]
+        proposed = [trees for member in self._lookups if (trees := self._member_trees(member, views, budget))]
+        for costly in self._costly:
+            beside = [self._merged(view, [trees[i] for trees in proposed]) for i, view in enumerate(views)]
+            trees = costly.propose(views, budget, beside, partial(self._member_trees, costly.drafter))
+            if trees is not None:
+                proposed.append(trees)
         if views and not proposed:
             raise DraftError(f"every drafter of {self.name} failed in this round; the log says how")
         return [self._combine(view, [trees[i] for trees in proposed], budget) for i, view in enumerate(views)]
@@ -76,6 +86,8 @@ class Cascade(Drafter):
             proposal = self._proposals.pop(observation.view.request_id, None)
             if proposal is not None:
                 self._learn(observation, proposal)
+            for costly in self._costly:
+                costly.learn(observation)
         for member in self.members:
             self._attempt(member, [o.view for o in observations], partial(member.observe, observations))
 
@@ -86,6 +98,8 @@ class Cascade(Drafter):
     def close(self, view: SequenceView) -> None:
         self._proposals.pop(view.request_id, None)
         self._calibrators.get(view.tenant).forget(view.request_id)
+        for costly in self._costly:
+            costly.forget(view.request_id)
         for member in self.members:
             self._attempt(member, [], partial(member.close, view))
 
@@ -94,7 +108,9 @@ class Cascade(Drafter):
         self._untold.clear()
         return untold
 
-    def _member_trees(self, member: Drafter, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree] | None:
+    def _member_trees(
+        self, member: Drafter, views: Sequence[SequenceView], budget: Budget
+    ) -> Sequence[DraftTree] | None:
         """The member's trees with its name on every node, or None if it failed."""
         trees: list[DraftTree] = []
 
@@ -122,11 +138,15 @@ class Cascade(Drafter):
         return True
 
     def _combine(self, view: SequenceView, trees: Sequence[DraftTree], budget: Budget) -> DraftTree:
-        calibrators = self._calibrators.get(view.tenant)
-        request = view.request_id
-        merged = merge(calibrators.members.calibrated(tree, request) for tree in _one_drawn(trees))
-        self._proposals[request] = _Proposal(tuple(trees), merged)
-        return cut(calibrators.merged.calibrated(merged, request), budget.nodes, self._width)
+        merged = self._merged(view, trees)
+        self._proposals[view.request_id] = _Proposal(tuple(trees), merged)
+        calibrator = self._calibrators.get(view.tenant).merged
+        return cut(calibrator.calibrated(merged, view.request_id), budget.nodes, self._width)
+
+    def _merged(self, view: SequenceView, trees: Sequence[DraftTree]) -> DraftTree:
+        """One tree of the members' trees, its scores what those of each member are worth."""
+        calibrator = self._calibrators.get(view.tenant).members
+        return merge(calibrator.calibrated(tree, view.request_id) for tree in _one_drawn(trees))
 
     def _learn(self, observation: Observation, proposal: _Proposal) -> None:
         calibrators = self._calibrators.get(observation.view.tenant)

@@ -1,8 +1,32 @@
-"""What a drafter's own model costs, before anything has been measured."""
+"""What drafting costs: before anything has been measured, and as it was of late."""
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+
 from outrider.models.config import EMBEDDING, ModelConfig, weight_shapes
+
+_SAMPLES = 9
+
+
+class Recent:
+    """Seconds that something took: the median of the last times.
+
+    A median, because a round in which the drafter first had to read a prompt says nothing about the next one.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self.median = 0.0
+
+    @property
+    def known(self) -> bool:
+        return len(self._samples) > _SAMPLES // 2
+
+    def add(self, seconds: float) -> None:
+        self._samples.append(seconds)
+        self.median = statistics.median(self._samples)
 
 
 def another_level_pays(gain: float, expected: float, levels: int, ratio: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
-from outrider.drafters.cost import parameters
+from outrider.drafters.cost import Recent, parameters
 from outrider.drafters.draft_children import are_drawn
 from outrider.drafters.dynamic_tree import ROWS_PER_LEVEL, DrawnTree, DynamicTree
 from outrider.drafters.failures import Failures
@@ -93,8 +94,10 @@ class FeatureDrafter(Drafter):
         self._width = config.tree_width
         self._depth = config.max_draft_depth or (None if config.tree_width == 1 else _DEPTH)
         self._cost_ratio = parameters(model.config) / parameters(target.config) if config.adaptive else None
+        self._level_seconds = Recent()
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
+        self.accept_by_depth = head.accept_by_depth
         if config.tree_width == 1:
             self.default_tokens = _DEPTH
 
@@ -103,7 +106,7 @@ class FeatureDrafter(Drafter):
         parts: dict[int, _Round] = {}
         try:
             if limits:
-                parts = self._started([view for view in views if view.request_id in limits], limits)
+                parts = self._started([view for view in views if view.request_id in limits], limits, budget)
             while self._grow_one_level(parts.values()):
                 pass
         finally:
@@ -151,22 +154,30 @@ class FeatureDrafter(Drafter):
                 found[view.request_id] = limits
         return found
 
-    def _started(self, views: Sequence[SequenceView], limits: Mapping[int, Limits]) -> dict[int, _Round]:
+    def _started(
+        self, views: Sequence[SequenceView], limits: Mapping[int, Limits], budget: Budget
+    ) -> dict[int, _Round]:
         """The round's parts by request, with the children of each root."""
         runs = [run for view in views if (run := self._runs.run_of(view)) is not None]
         logits, hidden = self._runs.catch_up(runs)
         guesses = self._guesses(logits, views)
         parts: dict[int, _Round] = {}
         for i, (view, run) in enumerate(zip(views, runs, strict=True)):
-            growth = self._growth(view, limits[view.request_id])
+            growth = self._growth(view, limits[view.request_id], self._ratio(budget))
             parts[view.request_id] = _Round(run, growth, hidden[i : i + 1])
             self._expand(parts[view.request_id], [ROOT], guesses[i : i + 1])
         return parts
 
-    def _growth(self, view: SequenceView, limits: Limits) -> DynamicTree | DrawnTree:
+    def _growth(self, view: SequenceView, limits: Limits, ratio: float | None) -> DynamicTree | DrawnTree:
         if are_drawn(view):
             return DrawnTree(view, limits, self._width or _DRAWN_WIDTH)
-        return DynamicTree(view, limits, self._width or _WIDTH, self._cost_ratio)
+        return DynamicTree(view, limits, self._width or _WIDTH, ratio)
+
+    def _ratio(self, budget: Budget) -> float | None:
+        """What a level costs in units of a plain round: as measured, or as the sizes of the models have it."""
+        if self._cost_ratio is None or budget.price is None or not self._level_seconds.known:
+            return self._cost_ratio
+        return self._level_seconds.median / budget.price(0)
 
     def _grow_one_level(self, rounds: Iterable[_Round]) -> bool:
         """One forward pass over every request's frontier; False if there is none left."""
@@ -175,6 +186,7 @@ class FeatureDrafter(Drafter):
         parts = [(part, nodes) for part in rounds if not part.failed and (nodes := part.growth.frontier())]
         if not parts:
             return False
+        started = time.perf_counter()
         segments, features = zip(*(part.segment(nodes) for part, nodes in parts), strict=True)
         layer = self._executor.config.num_layers
         output = self._executor.forward(segments, [layer], torch.cat(features))
@@ -186,6 +198,7 @@ class FeatureDrafter(Drafter):
             part.record(nodes, hidden[start:end])
             self._expand(part, nodes, guesses[start:end])
             start = end
+        self._level_seconds.add(time.perf_counter() - started)
         return True
 
     def _guesses(self, logits: torch.Tensor, views: Sequence[SequenceView]) -> Guesses:

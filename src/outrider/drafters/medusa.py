@@ -78,6 +78,7 @@ class MedusaDrafter(Drafter):
         self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape))
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
+        self.accept_by_depth = head.accept_by_depth
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         import torch

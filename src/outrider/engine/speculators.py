@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import DraftError
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget
-from outrider.drafters.tenants import TenantStore
-from outrider.engine.pace import Pace
+from outrider.drafters.pace import paces_of
 from outrider.engine.request import trim
 
 if TYPE_CHECKING:
     from outrider.core.config import SpeculativeConfig, SpeculativeOverride
     from outrider.drafters.base import Drafter, Observation
+    from outrider.drafters.pace import Pace
+    from outrider.drafters.tenants import TenantStore
     from outrider.engine.price import ForwardPrice
     from outrider.engine.request import Request
 
@@ -29,7 +30,10 @@ class Speculator:
     """One method in use, whoever asked for it. Requests of the same method are drafted for in one call."""
 
     drafter: Drafter
-    paces: TenantStore[Pace] = field(default_factory=lambda: TenantStore(Pace))
+    paces: TenantStore[Pace] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.paces = paces_of(self.drafter)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Speculators:
             how = request.speculation
             budget = how.full
             if price is not None and budget.nodes:
-                budget = how.pace(request).budget(budget, batch_size, price)
+                budget = replace(budget, price=lambda nodes: price.at(batch_size + nodes))
+                budget = how.pace(request).budget(budget, batch_size)
             if budget.nodes and request.view.room > 0:
                 groups.setdefault((how.speculator, budget), []).append(request)
         proposals: dict[int, Proposal] = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import HeadMismatchError, ModelFileError, ModelNotFoundError
 from outrider.heads import LAYOUTS
 from outrider.heads.checkpoint import Checkpoint
+from outrider.heads.values import own_accuracies
 
 if TYPE_CHECKING:
     from outrider.heads.base import Layout
@@ -50,7 +52,8 @@ def load_head(path: str | Path, target: ModelConfig, name: str) -> Head:
     """
     checkpoint = Checkpoint(Path(path).expanduser())
     layout, _ = _recognise(checkpoint)
-    head = layout.read(checkpoint, target)
+    accuracies = own_accuracies(checkpoint.values, str(checkpoint.path))
+    head = replace(layout.read(checkpoint, target), accept_by_depth=accuracies)
     head.check_fits(target, name)
     head.check_tensors()
     return head

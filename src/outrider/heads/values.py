@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 OWN = "outrider"
 """Key under which `written` keeps what no public layout has a key for. Other engines pass it over."""
 
+_ACCURACIES = "accept_by_depth"
 _BLOCK = "model.layers.0."
 
 
@@ -90,13 +91,24 @@ def written(head: Head, config: ModelConfig) -> dict[str, Any]:
 
 
 def own_values(head: Head) -> dict[str, Any]:
-    """Of the target: what it takes to refuse a head of another one."""
+    """Of the target, what it takes to refuse a head of another one; and how good the head was found to be."""
     return {
         "method": head.method,
         "target_hidden_size": head.hidden_size,
         "target_num_layers": head.num_layers,
         "target_vocab_size": head.vocab_size,
+        _ACCURACIES: list(head.accept_by_depth),
     }
+
+
+def own_accuracies(values: Mapping[str, Any], where: str) -> tuple[float, ...]:
+    """`Head.accept_by_depth` as `own_values` wrote it; empty in checkpoints of others."""
+    own = values.get(OWN)
+    found = own.get(_ACCURACIES, []) if isinstance(own, dict) else []
+    chances = [x for x in found if isinstance(x, (int, float)) and 0 <= x <= 1] if isinstance(found, list) else None
+    if chances is None or len(chances) < len(found):
+        raise ModelFileError(f"{where}: {OWN}.{_ACCURACIES} must be a list of numbers from 0 to 1")
+    return tuple(map(float, chances))
 
 
 def own_value(values: Mapping[str, Any], key: str, default: int, where: str) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,7 +180,8 @@ class _Run:
         """Write the drafter and the curves, and a last checkpoint: the same command has nothing left to do then."""
         curves = self.progress.curves
         curves.write(self._folder)
-        save_head(self._module.to_head(), self._folder)
+        measured = tuple(curves.held_out[-1]["accuracy"]) if curves.held_out else ()
+        save_head(replace(self._module.to_head(), accept_by_depth=measured), self._folder)
         self.save()
         return curves
 

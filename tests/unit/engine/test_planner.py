@@ -15,7 +15,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget
 from outrider.drafters.calibration import Calibrator
-from outrider.engine.pace import Pace
+from outrider.drafters.pace import Pace
 from outrider.engine.planner import Planner
 from outrider.engine.price import ForwardPrice
 from outrider.engine.request import trim
@@ -51,14 +51,14 @@ def select(seconds: Sequence[float], trees: Sequence[DraftTree], most: int = 100
 
 
 class Asked:
-    """A pace with its price lists, asked again and again for a full budget of ``nodes`` each way."""
+    """A pace with its price list, asked again and again for a full budget of ``nodes`` each way."""
 
     def __init__(self, seconds: Sequence[float], nodes: int) -> None:
-        self.pace, self.price = Pace(), price(seconds)
-        self.full = Budget(nodes, nodes)
+        self.pace, self._price, self._nodes = Pace(), price(seconds), nodes
 
     def depth(self, batch_size: int = 1) -> int:
-        return self.pace.budget(self.full, batch_size, self.price).depth
+        full = Budget(self._nodes, self._nodes, lambda nodes: self._price.at(batch_size + nodes))
+        return self.pace.budget(full, batch_size).depth
 
     def round(self, tree: DraftTree, committed: Sequence[int], seconds: float) -> None:
         self.pace.draft.observe([tree], seconds)

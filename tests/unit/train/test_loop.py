@@ -42,7 +42,8 @@ def test_a_drafter_learns(method: str, store: MemoryStore, tmp_path: Path) -> No
     assert [point["update"] for point in curves.held_out] == sorted({point["update"] for point in curves.held_out})
     assert curves.train[-1]["loss"] < curves.train[0]["loss"]
     head = load_head(tmp_path, store.model.config, "target")
-    assert_same_head(replace(head, source=""), module.to_head())
+    assert head.accept_by_depth == tuple(last["accuracy"])
+    assert_same_head(replace(head, accept_by_depth=()), module.to_head())
     written = json.loads((tmp_path / "curves.json").read_text())
     assert written["held_out"] == curves.held_out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

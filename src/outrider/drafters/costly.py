@@ -1,0 +1,97 @@
+"""A cascade's member that runs a model: asked where it adds more to what the others propose than it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from outrider.core.tree import DraftTree
+from outrider.drafters.calibration import follow, path_products
+from outrider.drafters.pace import paces_of
+
+if TYPE_CHECKING:
+    from outrider.drafters.base import Budget, Drafter, Observation, SequenceView
+
+Ask = Callable[[Sequence["SequenceView"], "Budget"], Sequence[DraftTree] | None]
+"""Trees for the views, or None if the drafter failed."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """tree: what was proposed for one request. seconds: its part of the time that took. requests: of that round."""
+
+    tree: DraftTree
+    seconds: float
+    requests: int
+    price: Callable[[int], float]
+
+
+class CostlyMember:
+    """Keeps the books of one drafter: by tenant, what it wins beyond the nodes that are there without it."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._paces = paces_of(drafter)
+        self._asked: dict[int, _Asked] = {}
+
+    def propose(
+        self, views: Sequence[SequenceView], budget: Budget, beside: Sequence[DraftTree], ask: Ask
+    ) -> Sequence[DraftTree] | None:
+        """A tree for each view, empty for those that the drafter is not asked about; None if it failed.
+
+        beside: what the others propose for each view, its scores being chances.
+        """
+        if budget.price is None:
+            return ask(views, budget)
+        depths = [
+            self._paces.get(view.tenant).budget(budget, len(views), reach_by_depth(tree)).depth
+            for view, tree in zip(views, beside, strict=True)
+        ]
+        chosen = [view for view, depth in zip(views, depths, strict=True) if depth]
+        if not chosen:
+            return [DraftTree()] * len(views)
+        started = time.perf_counter()
+        # One depth for all of them: the model's passes are shared, and go as deep as the deepest tree.
+        trees = ask(chosen, replace(budget, depth=max(depths)))
+        if trees is None:
+            return None
+        seconds = time.perf_counter() - started
+        for tenant in dict.fromkeys(view.tenant for view in chosen):
+            self._paces.get(tenant).draft.observe(trees, seconds)
+        for view, tree in zip(chosen, trees, strict=True):
+            self._asked[view.request_id] = _Asked(tree, seconds / len(chosen), len(views), budget.price)
+        return [
+            self._asked[view.request_id].tree if depth else DraftTree()
+            for view, depth in zip(views, depths, strict=True)
+        ]
+
+    def learn(self, observation: Observation) -> None:
+        """Learn what the drafter was worth in the round that this tells of."""
+        asked = self._asked.pop(observation.view.request_id, None)
+        if asked is None:
+            return
+        pace = self._paces.get(observation.view.tenant)
+        pace.observe_committed(asked.tree, observation.committed)
+        pace.observe_profit(asked.requests, self._profit(asked, observation.tree, observation.committed))
+
+    def forget(self, request_id: int) -> None:
+        self._asked.pop(request_id, None)
+
+    def _profit(self, asked: _Asked, verified: DraftTree, committed: Sequence[int]) -> float:
+        """Seconds won: the plain rounds that its nodes made needless, less what their rows and drafting took."""
+        others = verified.keep({n for n, who in enumerate(verified.sources) if who != (self.drafter.name,)})
+        won = len(follow(verified, committed)) - len(follow(others, committed))
+        requests, price = asked.requests, asked.price
+        rows = price(requests * len(verified)) - price(requests * len(others))
+        return (won * price(0) - rows) / requests - asked.seconds
+
+
+def reach_by_depth(tree: DraftTree) -> list[float]:
+    """The chance that the accepted path reaches depth 1, 2, …, for a tree whose scores are chances."""
+    reach: list[float] = []
+    for depth, chance in zip(tree.depths(), path_products(tree.parents, tree.scores), strict=True):
+        reach.extend([0.0] * (depth - len(reach)))
+        reach[depth - 1] = min(reach[depth - 1] + chance, 1.0)
+    return reach
