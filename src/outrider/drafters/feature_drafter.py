@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
@@ -14,8 +16,8 @@ from outrider.drafters.cost import Recent, parameters
 from outrider.drafters.draft_children import are_drawn
 from outrider.drafters.dynamic_tree import ROWS_PER_LEVEL, DrawnTree, DynamicTree
 from outrider.drafters.failures import Failures
-from outrider.drafters.feature_runs import FeatureRun, FeatureRuns, as_feature
-from outrider.drafters.features import Features
+from outrider.drafters.feature_runs import FeatureRun, FeatureRuns
+from outrider.drafters.features import Features, States
 from outrider.drafters.growth import Limits
 from outrider.drafters.guesses import CANDIDATES, Guesses
 from outrider.executors.base import COMMITTED, Segment
@@ -48,18 +50,18 @@ class _Round:
 
     run: FeatureRun
     growth: DynamicTree | DrawnTree
-    hidden: torch.Tensor
+    hidden: States
     row_of: dict[int, tuple[int, int]] = field(default_factory=lambda: {ROOT: (COMMITTED, 0)})
     rows: int = 0
     failed: bool = False
 
-    def segment(self, nodes: Sequence[int]) -> tuple[Segment, torch.Tensor]:
+    def segment(self, nodes: Sequence[int]) -> tuple[Segment, States]:
         """What to forward for children of the nodes that were forwarded last, and the features that go with it."""
         tokens, parents = zip(*map(self.growth.place, nodes), strict=True)
         above = [self.row_of[parent] for parent in parents]
         return Segment(self.run.seq, tokens, [row for row, _ in above]), self.hidden[[place for _, place in above]]
 
-    def record(self, nodes: Sequence[int], hidden: torch.Tensor) -> None:
+    def record(self, nodes: Sequence[int], hidden: States) -> None:
         """The nodes have been forwarded."""
         self.row_of = {node: (self.rows + place, place) for place, node in enumerate(nodes)}
         self.rows += len(nodes)
@@ -189,8 +191,8 @@ class FeatureDrafter(Drafter):
         started = time.perf_counter()
         segments, features = zip(*(part.segment(nodes) for part, nodes in parts), strict=True)
         layer = self._executor.config.num_layers
-        output = self._executor.forward(segments, [layer], torch.cat(features))
-        hidden = as_feature(output.hidden[layer])
+        output = self._executor.forward(segments, [layer], torch.from_numpy(np.concatenate(features)))
+        hidden = output.hidden[layer].to("cpu", torch.float32).numpy()
         guesses = self._guesses(output.logits, [part.growth.view for part, _ in parts])
         start = 0
         for part, nodes in parts:

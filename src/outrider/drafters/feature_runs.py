@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from outrider.drafters.features import States, as_array
 from outrider.executors.base import Segment
 
 if TYPE_CHECKING:
@@ -46,9 +49,9 @@ class FeatureRun:
     view: SequenceView
     seq: int
     first: int
-    states: torch.Tensor
+    states: States
     held: int = 0
-    last: torch.Tensor | None = None
+    last: States | None = None
 
     @property
     def waiting(self) -> int:
@@ -66,8 +69,8 @@ class FeatureRun:
 
     def advance(self, rows: int) -> None:
         """The next rows are held now."""
-        self.last = self.states[rows - 1 : rows].clone()
-        self.states = self.states[rows:].clone()
+        self.last = self.states[rows - 1 : rows].copy()
+        self.states = self.states[rows:].copy()
         self.held += rows
 
 
@@ -101,22 +104,22 @@ class FeatureRuns:
         page = self._executor.page_size
         return (-(-(run.held + run.waiting + rows) // page) - -(-run.held // page)) * page
 
-    def catch_up(self, runs: Sequence[FeatureRun]) -> tuple[torch.Tensor, torch.Tensor]:
+    def catch_up(self, runs: Sequence[FeatureRun]) -> tuple[torch.Tensor, States]:
         """Read all that waits, and return what the head says at the last row of each of the (distinct) runs.
 
-        Returns logits [len(runs), D], and the head's own hidden states [len(runs), H], float32 on the CPU. Raises what
-        `Executor.forward` raises; what has been read by then stays.
+        Returns logits [len(runs), D], and the head's own hidden states [len(runs), H]. Raises what `Executor.forward`
+        raises; what has been read by then stays.
         """
         import torch
 
         for run in runs:
             if not run.waiting:
                 self._step_back(run)
-        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        found: dict[int, tuple[torch.Tensor, States]] = {}
         while left := [run for run in runs if run.seq not in found]:
             found |= self._read(left)
         logits, hidden = zip(*(found[run.seq] for run in runs), strict=True)
-        return torch.stack(logits), torch.stack(hidden)
+        return (logits[0] if len(runs) == 1 else torch.cat(logits)), np.concatenate(hidden)
 
     def drop_drafts(self, runs: Iterable[FeatureRun]) -> None:
         """Forget the rows of a draft: none of them has a feature of the target's."""
@@ -149,10 +152,8 @@ class FeatureRuns:
         run.states = _joined(run.states, self._features.states(observation, rows))
 
     def _begin(self, view: SequenceView, first: int) -> FeatureRun:
-        import torch
-
         self.close(view.request_id)
-        run = FeatureRun(view, self._executor.open(), first, torch.empty(0, 0))
+        run = FeatureRun(view, self._executor.open(), first, np.empty((0, 0), np.float32))
         self._runs[view.request_id] = run
         return run
 
@@ -169,13 +170,11 @@ class FeatureRuns:
                 return
         self._read(runs, keep=1)
 
-    def _read(self, runs: Sequence[FeatureRun], keep: int = 0) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    def _read(self, runs: Sequence[FeatureRun], keep: int = 0) -> dict[int, tuple[torch.Tensor, States]]:
         """Forward and commit rows that wait, but for ``keep`` of each run, as many as one pass takes.
 
-        Returns the logits and the hidden state of the last row of each run that is done, by sequence.
+        Returns the logits [1, D] and the hidden state [1, H] of the last row of each run that is done, by sequence.
         """
-        import torch
-
         space = CHUNK
         parts: list[tuple[FeatureRun, int]] = []
         for run in runs:
@@ -183,7 +182,7 @@ class FeatureRuns:
             if rows > 0:
                 parts.append((run, rows))
                 space -= rows
-        states = torch.cat([run.states[:rows] for run, rows in parts])
+        states = np.concatenate([run.states[:rows] for run, rows in parts])
         segments = [
             Segment.chain(run.seq, run.tokens(rows), [rows - 1] if rows == run.waiting else []) for run, rows in parts
         ]
@@ -193,14 +192,15 @@ class FeatureRuns:
         except BaseException:
             self.drop_drafts(run for run, _ in parts)
             raise
-        done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        logits, end = iter(output.logits), 0
+        done: dict[int, tuple[torch.Tensor, States]] = {}
+        end = 0
         for (run, rows), segment in zip(parts, segments, strict=True):
             end += rows
             self._executor.commit(run.seq, range(rows))
             run.advance(rows)
             if segment.logits:
-                done[run.seq] = (next(logits), as_feature(output.hidden[layer][end - 1]))
+                logits = output.logits[len(done) : len(done) + 1]
+                done[run.seq] = (logits, as_array(output.hidden[layer], [end - 1]))
         return done
 
     def _step_back(self, run: FeatureRun) -> None:
@@ -211,14 +211,5 @@ class FeatureRuns:
         run.states = run.last
 
 
-def as_feature(hidden: torch.Tensor) -> torch.Tensor:
-    """The head's own hidden states as features of the rows that follow: float32 on the CPU."""
-    import torch
-
-    return hidden.to("cpu", torch.float32)
-
-
-def _joined(states: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.cat([states, more]) if len(states) else more
+def _joined(states: States, more: States) -> States:
+    return np.concatenate([states, more]) if len(states) else more

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from outrider.heads.head import FEATURES
 from outrider.models.config import FINAL_NORM
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     from outrider.models.loader import Model
 
 
+States = npt.NDArray[np.float32]
+"""Hidden states, or features, of some rows, [R, size]. Arrays: for a few rows torch's calls cost more than these."""
+
+
 class Features:
     """Gathers the states of committed positions, and turns them into features when they are needed."""
 
@@ -28,15 +35,22 @@ class Features:
         if FEATURES in head.tensors:
             self._join = context.open_executor.dense(head.tensors[FEATURES])
 
-    def states(self, observation: Observation, rows: Sequence[int]) -> torch.Tensor:
-        """States [len(rows), layers * H], float32 on the CPU, of rows of an observation, its context included."""
-        return hidden_rows(observation, self.layers, rows)
+    def states(self, observation: Observation, rows: Sequence[int]) -> States:
+        """States [len(rows), layers * H], one layer after the other, of rows of an observation, its context included.
 
-    def of(self, states: torch.Tensor) -> torch.Tensor:
+        A copy: an observation's own tensors are parts of everything that the forward pass returned.
+        """
+        picked = [as_array(observation.hidden[layer], rows) for layer in self.layers]
+        return picked[0] if len(picked) == 1 else np.concatenate(picked, axis=1)
+
+    def of(self, states: States) -> torch.Tensor:
         """Features [R, H] of states [R, layers * H]."""
+        import torch
+
+        features = torch.from_numpy(states)
         if self._norm is not None:
-            states = self._norm(states)
-        return states if self._join is None else self._join(states)
+            features = self._norm(features)
+        return features if self._join is None else self._join(features)
 
 
 def _final_norm(target: Model) -> Norm:
@@ -47,12 +61,11 @@ def _final_norm(target: Model) -> Norm:
     return Norm(target.weights.tensor(FINAL_NORM, torch.float32), target.config.rms_norm_eps)
 
 
-def hidden_rows(observation: Observation, layers: Sequence[int], rows: Sequence[int]) -> torch.Tensor:
-    """Hidden states [len(rows), layers * H], float32 on the CPU, one layer after the other, of rows of an observation.
-
-    A copy: an observation's own tensors are parts of everything that the forward pass returned.
-    """
+def as_array(hidden: torch.Tensor, rows: Sequence[int]) -> States:
+    """A copy of some rows of an executor's hidden states, float32 on the CPU."""
     import torch
 
-    picked = [observation.hidden[layer][list(rows)].to("cpu", torch.float32) for layer in layers]
-    return picked[0] if len(picked) == 1 else torch.cat(picked, dim=1)
+    if hidden.device.type == "cpu" and hidden.dtype == torch.float32:
+        picked: States = hidden.numpy()[rows]
+        return picked
+    return hidden[rows].to("cpu", torch.float32).numpy()

@@ -18,7 +18,7 @@ from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
 from outrider.drafters.failures import Failures
-from outrider.drafters.features import Features
+from outrider.drafters.features import Features, States
 from outrider.drafters.growth import Limits, grow
 from outrider.drafters.guesses import CANDIDATES, Guesses
 from outrider.drafters.head_accuracy import HeadAccuracy
@@ -27,7 +27,6 @@ from outrider.drafters.medusa_heads import MedusaHeads
 from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
-    import torch
 
     from outrider.heads.head import Head
 
@@ -72,7 +71,7 @@ class MedusaDrafter(Drafter):
         self._top_k = context.open_executor.top_k
         self._columns = None if head.draft_ids is None else head.draft_ids.numpy()
         self._width = context.config.tree_width or _WIDTH
-        self._states: dict[int, tuple[int, torch.Tensor]] = {}
+        self._states: dict[int, tuple[int, States]] = {}
         self._drafts: dict[int, dict[Path, _Offer]] = {}
         shape = (_KINDS, self._heads.count, self._width)
         self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape))
@@ -81,13 +80,11 @@ class MedusaDrafter(Drafter):
         self.accept_by_depth = head.accept_by_depth
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
-        import torch
-
         limits = {view.request_id: Limits.of(view, budget) for view in views}
         asked = [view for view in views if self._knows(view) and limits[view.request_id].nodes]
         trees: dict[int, DraftTree] = {}
         if asked:
-            states = torch.cat([self._states[view.request_id][1] for view in asked])
+            states = np.concatenate([self._states[view.request_id][1] for view in asked])
             logits = self._heads(self._features.of(states))
             guesses = Guesses.of(logits.flatten(0, 1), self._columns, self._top_k, CANDIDATES)
             for i, view in enumerate(asked):
