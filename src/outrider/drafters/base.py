@@ -41,11 +41,14 @@ class Budget:
 
     price: seconds that the coming round takes with so many draft nodes, of all requests together, drafting not counted.
         None: not known, or not to matter.
+    least_chance: nodes whose path is less likely than this to be accepted cannot pay for their rows, so that a drafter
+        that chooses its nodes may leave them out.
     """
 
     nodes: int
     depth: int
     price: Callable[[int], float] | None = field(default=None, compare=False)
+    least_chance: float = field(default=0.0, compare=False)
 
 
 @dataclass

@@ -53,7 +53,7 @@ class DynamicTree:
         tokens, scores = children_of(self.view, guesses, self._paths, self._width)
         above = self._products[self._forwarded] if self._levels else np.ones(1)
         products = scores * above[:, None]
-        kept = products > 0
+        kept = products > self._limits.least_chance
         parents = np.broadcast_to(self._forwarded[:, None], tokens.shape)
         self._levels += 1
         self._newest = len(self._tokens)

@@ -145,7 +145,7 @@ class FeatureDrafter(Drafter):
             if run is None:
                 continue
             depth = min(budget.depth, self._depth or budget.depth, self._runs.room(run) + 1)
-            limits = Limits.of(view, Budget(budget.nodes, depth))
+            limits = Limits.of(view, replace(budget, depth=depth))
             if not limits.nodes:
                 continue
             missing = self._runs.missing_tokens(run, max(limits.nodes, (limits.depth - 1) * ROWS_PER_LEVEL))

@@ -16,17 +16,20 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one tree may be: nodes and depth at most, and the tokens after which nothing can follow."""
+    """What one tree may be: nodes and depth at most, the tokens after which nothing can follow, and the least
+    probability of a path that is worth a node.
+    """
 
     nodes: int
     depth: int
     end_ids: frozenset[int]
+    least_chance: float = 0.0
 
     @classmethod
     def of(cls, view: SequenceView, budget: Budget) -> Limits:
         """The budget, cut to what the request still has room for."""
         depth = max(0, min(budget.depth, view.room))
-        return cls(max(0, budget.nodes) if depth else 0, depth, view.sampling.end_ids)
+        return cls(max(0, budget.nodes) if depth else 0, depth, view.sampling.end_ids, budget.least_chance)
 
 
 @dataclass(slots=True)
@@ -50,11 +53,13 @@ def grow(
     """The tree of the most probable paths that ``expand`` knows of.
 
     start: state of the root. expand: state -> (token, score, state after that token) for each candidate, best first
-    and with distinct tokens. width: candidates per node that are considered. floor: least path probability of a node.
+    and with distinct tokens. width: candidates per node that are considered. floor: least path probability of a node,
+    beside that of ``limits``.
 
     A path's probability is the product of its scores, so it never rises on the way down, and taking the best open
     candidate again and again yields the best tree there is. Only as many candidates are looked at as can be taken.
     """
+    floor = max(floor, limits.least_chance)
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []

@@ -27,7 +27,6 @@ from outrider.drafters.medusa_heads import MedusaHeads
 from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
-
     from outrider.heads.head import Head
 
 _WIDTH = 8

@@ -19,7 +19,7 @@ from outrider.drafters.growth import Limits, grow
 from outrider.drafters.tenants import TenantStore
 
 CANDIDATES = 8
-RELIABILITY = 0.6
+RELIABILITY = 0.5
 """How often the candidates of one context hold in the next: what their probabilities are scaled by to make scores."""
 MAX_TOKENS = 8192
 """Tokens whose candidates are kept per tenant: about 6 MB."""

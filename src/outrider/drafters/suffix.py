@@ -16,9 +16,10 @@ from outrider.drafters.tenants import TenantStore
 MAX_CACHED_TOKENS = 1 << 16
 """Tokens of earlier requests kept per tenant: about 20 MB."""
 
-_UNSEEN = 2.0
-"""Occurrences that "something else follows" counts for after one token of context; it falls with the square of the
-context's length. So a context of one token that was seen once is believed a third, four tokens are believed 0.89."""
+_DISCOUNT = 1.5
+"""Absolute discounting (Ney et al., 1994): what is taken from each follower's count for all that was not seen is
+1.5 / (m + 1) after a context of m tokens. So what followed one token once is believed a quarter, four tokens 0.7; with
+SmolLM2-135M on prompts of all kinds 0.23 and 0.7 of such drafts were right, and 0.8 of those after seven tokens."""
 
 Match = tuple[SuffixTrie, Cursor, int]
 """(trie, place in it, tokens matched)."""
@@ -85,9 +86,9 @@ class SuffixDrafter(Drafter):
         after: dict[int, tuple[Match, ...]] = {}
         for match in matches:
             trie, cursor, matched = self._alive(match, context)
-            total = trie.followed(cursor) + _UNSEEN / matched**2
-            for token, count, child in trie.followers(cursor, least=self._floor * total):
-                scores[token] = max(count / total, scores.get(token, 0.0))
+            total, discount = trie.followed(cursor), _DISCOUNT / (matched + 1)
+            for token, count, child in trie.followers(cursor, least=self._floor * total + discount):
+                scores[token] = max((count - discount) / total, scores.get(token, 0.0))
                 after[token] = (*after.get(token, ()), (trie, child, matched + 1))
         tail = context[1:] if len(context) == self._depth else context
         for token in sorted(scores, key=scores.__getitem__, reverse=True):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SLACK = 0.5
+_SOME_ROWS = (1, 2, 4, 8, 16, 32)
+
 
 @dataclass(eq=False)
 class Speculator:
@@ -120,8 +123,7 @@ class Speculators:
             how = request.speculation
             budget = how.full
             if price is not None and budget.nodes:
-                budget = replace(budget, price=lambda nodes: price.at(batch_size + nodes))
-                budget = how.pace(request).budget(budget, batch_size)
+                budget = how.pace(request).budget(_priced(budget, batch_size, price), batch_size)
             if budget.nodes and request.view.room > 0:
                 groups.setdefault((how.speculator, budget), []).append(request)
         proposals: dict[int, Proposal] = {}
@@ -199,6 +201,19 @@ class Speculators:
                 reason,
                 self.failures,
             )
+
+
+def _priced(budget: Budget, batch_size: int, price: ForwardPrice) -> Budget:
+    """The budget for a round of that many requests, with what its nodes cost.
+
+    A node pays if it is likelier than the tokens that its row's time would have brought in a plain round. Half of that
+    is asked for, since what is never proposed is never seen to be likelier than its drafter thought.
+    """
+    plain = price.at(batch_size)
+    rows = {min(budget.nodes, n) for n in _SOME_ROWS}
+    cheapest = min((price.at(batch_size + n) - plain) / n for n in rows)
+    least = _SLACK * batch_size * cheapest / plain
+    return replace(budget, price=lambda nodes: price.at(batch_size + nodes), least_chance=max(least, 0.0))
 
 
 def _count_failure(requests: Sequence[Request]) -> None:

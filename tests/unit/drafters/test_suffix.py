@@ -27,15 +27,16 @@ def test_it_follows_the_longest_context() -> None:
 
 def test_counts_decide_between_branches() -> None:
     view = make_view([5, 8, 5, 9, 5, 9, 5, 9, 5])
-    tree = make("suffix", suffix_decoding_max_tree_depth=1).propose([view], Budget(8, 1))[0]
-    # Four occurrences of "5" with something after it; after one token of context, two more count as unseen.
-    assert list(zip(tree.tokens, tree.scores, strict=True)) == [(9, 3 / 6), (8, 1 / 6)]
+    drafter = make("suffix", suffix_decoding_max_tree_depth=1, suffix_decoding_min_token_prob=0.05)
+    tree = drafter.propose([view], Budget(8, 1))[0]
+    # Four occurrences of "5" with something after it; after one token of context, each follower is discounted by 0.75.
+    assert list(zip(tree.tokens, tree.scores, strict=True)) == [(9, 2.25 / 4), (8, 0.25 / 4)]
 
 
 def test_longer_contexts_are_believed_more() -> None:
     short = make("suffix").propose([make_view([6, 8, 4, 6])], Budget(1, 1))[0]
     long = make("suffix").propose([make_view([5, 7, 6, 8, 4, 5, 7, 6])], Budget(1, 1))[0]
-    assert (short.scores[0], long.scores[0]) == (pytest.approx(1 / 3), pytest.approx(1 / (1 + 2 / 9)))
+    assert (short.scores[0], long.scores[0]) == (pytest.approx(1 / 4), pytest.approx(1 - 1.5 / 4))
 
 
 def test_improbable_paths_are_not_drafted() -> None:
