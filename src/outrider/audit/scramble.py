@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import DraftError
 from outrider.core.tree import ROOT, DraftTree
-from outrider.drafters.base import Budget, Drafter
+from outrider.drafters.base import Budget, Drafter, Wants
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Observation, SequenceView
@@ -28,10 +28,13 @@ class Scrambled(Drafter):
 
     def __init__(self, inner: Drafter, seed: int = 0) -> None:
         self.name = inner.name
-        self.wants = inner.wants
         self.default_tokens = inner.default_tokens
         self._inner = inner
         self._random = random.Random(seed)
+
+    @property
+    def wants(self) -> Wants:  # type: ignore[override]
+        return self._inner.wants
 
     def open(self, view: SequenceView) -> None:
         self._inner.open(view)

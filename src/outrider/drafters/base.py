@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a drafter needs to be told about the target's forward passes; asked for once, when it is built.
+    """What a drafter needs to be told about the target's forward passes. It may change its mind in `Drafter.observe`.
 
     top_k: the target's k most likely next tokens at every row that has logits, in rounds for which the drafter was
         asked to propose; 0: none.

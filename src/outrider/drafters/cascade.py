@@ -52,11 +52,7 @@ class Cascade(Drafter):
         self.members = tuple(members)
         self.name = "+".join(member.name for member in members)
         self.default_tokens = max(member.default_tokens for member in members)
-        self.wants = Wants(
-            top_k=max(member.wants.top_k for member in members),
-            hidden_layers=tuple(sorted({layer for member in members for layer in member.wants.hidden_layers})),
-            whole_prompt=any(member.wants.whole_prompt for member in members),
-        )
+        self.wants = _wants_of(members)
         self._width = width
         self._lookups = [member for member in self.members if not member.needs_model]
         self._costly = [CostlyMember(member) for member in self.members if member.needs_model]
@@ -86,10 +82,21 @@ class Cascade(Drafter):
             proposal = self._proposals.pop(observation.view.request_id, None)
             if proposal is not None:
                 self._learn(observation, proposal)
-            for costly in self._costly:
-                costly.learn(observation)
-        for member in self.members:
+        for member in self._lookups:
             self._attempt(member, [o.view for o in observations], partial(member.observe, observations))
+        for costly in self._costly:
+            self._tell(costly, observations)
+        awake = [c.drafter for c in self._costly if any(c.is_awake(o.view) for o in observations)]
+        self.wants = _wants_of([*self._lookups, *awake])
+
+    def _tell(self, costly: CostlyMember, observations: Sequence[Observation]) -> None:
+        """Tell a member of the requests that it follows, as far as the round has what it wants to know."""
+        layers = costly.drafter.wants.hidden_layers
+        told = [o for o in observations if costly.is_awake(o.view) and all(layer in o.hidden for layer in layers)]
+        if told:
+            self._attempt(costly.drafter, [o.view for o in told], partial(costly.drafter.observe, told))
+        for observation in observations:
+            costly.learn(observation)
 
     def pause(self, view: SequenceView) -> None:
         for member in self.members:
@@ -154,6 +161,14 @@ class Cascade(Drafter):
         for tree in proposal.members:
             calibrators.members.observe_committed(tree, observation.committed, request)
         calibrators.merged.observe_committed(proposal.merged, observation.committed, request)
+
+
+def _wants_of(members: Sequence[Drafter]) -> Wants:
+    return Wants(
+        top_k=max((member.wants.top_k for member in members), default=0),
+        hidden_layers=tuple(sorted({layer for member in members for layer in member.wants.hidden_layers})),
+        whole_prompt=any(member.wants.whole_prompt for member in members),
+    )
 
 
 def _one_drawn(trees: Sequence[DraftTree]) -> Iterator[DraftTree]:

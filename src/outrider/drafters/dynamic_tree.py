@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from outrider.drafters.guesses import Guesses
 
 ROWS_PER_LEVEL = 8
-"""Nodes that a level forwards. A head reads its weights once for all of them, so that rows are nearly free; beyond the
-eight best there is hardly one whose children get into the tree."""
+"""Nodes that a level forwards at most: beyond the eight best there is hardly one whose children get into the tree."""
+
+_ROW_SHARE = 0.08
+"""What a row costs of its level: a head reads its weights once for all of them, so that rows are cheap, not free."""
 
 
 class DynamicTree:
@@ -76,7 +78,8 @@ class DynamicTree:
                 break
             if self._tokens[node] not in self._limits.end_ids:
                 chosen.append(node)
-        if not chosen or not self._pays(chosen, best):
+        chosen = self._paying(chosen, best)
+        if not chosen:
             return []
         self._descend(np.array(sorted(chosen)))
         return [int(node) for node in self._forwarded]
@@ -99,12 +102,19 @@ class DynamicTree:
         self._paths = np.concatenate([self._paths[rows], self._tokens[nodes, None]], axis=1)
         self._forwarded = nodes
 
-    def _pays(self, chosen: Sequence[int], best: Scores) -> bool:
-        """Whether the children of ``chosen`` are expected to be worth a further level; see `draft_growth.BestPaths`."""
-        if self._cost_ratio is None:
-            return True
-        gain = float((self._products[chosen] ** (1 + 1 / self._levels)).sum())
-        return another_level_pays(gain, 1 + float(best.sum()), self._levels, self._cost_ratio)
+    def _paying(self, chosen: list[int], best: Scores) -> list[int]:
+        """Those of ``chosen`` whose children are expected to be worth their rows, if together they are worth the level.
+
+        A node's children are expected to bring what `draft_growth.BestPaths` expects of them.
+        """
+        if self._cost_ratio is None or not chosen:
+            return chosen
+        gains = self._products[chosen] ** (1 + 1 / self._levels)
+        expected = 1 + float(best.sum())
+        if not another_level_pays(float(gains.sum()), expected, self._levels, self._cost_ratio):
+            return []
+        bar = _ROW_SHARE * expected * self._cost_ratio / (1 + self._levels * self._cost_ratio)
+        return [node for node, gain in zip(chosen, gains.tolist(), strict=True) if gain >= bar]
 
 
 class DrawnTree:

@@ -42,7 +42,7 @@ class Guesses:
         found, logprobs = top_k(logits, min(candidates, logits.shape[1]))
         places: npt.NDArray[np.int64] = found.numpy()
         rows: Row = logits.numpy()
-        best = np.take_along_axis(rows, places, axis=1)
+        best = rows[np.arange(len(rows))[:, None], places]
         return cls(places if columns is None else columns[places], best, logprobs.numpy(), rows, columns)
 
     def __len__(self) -> int:

@@ -19,6 +19,8 @@ _PROBE_EVERY = 16
 _CHEAP = 0.02
 _PROFIT_MEMORY = 0.95
 _ENOUGH_ROUNDS = 8.0
+_MARGIN = 1.05
+"""How much faster than without it a drafter that costs real time must promise to be: estimates are off by as much."""
 
 
 class DraftPrice:
@@ -73,6 +75,8 @@ class Pace:
         self._limits_depth = limits_depth
         self._accounts: dict[int, _Account] = {}
         self._rounds = 0
+        self.in_earnest = True
+        """Whether the last `budget` was for a draft that promises to pay, rather than for a trial or for none."""
 
     def budget(self, full: Budget, requests: int, beside: Sequence[float] = ()) -> Budget:
         """Limits for the coming round, of so many requests. ``full``: what the configuration allows, and the price.
@@ -87,12 +91,14 @@ class Pace:
         self._rounds += 1
         probe = self._rounds % _PROBE_EVERY == 0
         account = self._accounts.get(_size_class(requests))
-        if account is not None and account.in_debt and not probe:
+        self.in_earnest = account is None or not account.in_debt
+        if not self.in_earnest and not probe:
             return replace(full, nodes=0, depth=0)
         known = self._limits_depth and self.draft.known and self._accept_by_depth
         if not known or self.draft.per_level < _CHEAP * full.price(0):
             return full
         best = self._best_depth(full.depth, requests, full.price, beside)
+        self.in_earnest = self.in_earnest and best > 0
         if best < full.depth and probe:
             best += 1
         return replace(full, nodes=full.nodes if best else 0, depth=best)
@@ -104,6 +110,7 @@ class Pace:
         for depth, chance in enumerate(beside[:most], start=1):
             expected += chance
             best_rate = max(best_rate, requests * expected / price(requests * depth))
+        best_rate *= _MARGIN
         expected, reach = 1.0, 1.0
         for depth in range(1, most + 1):
             reach *= self._accept_by_depth[min(depth, len(self._accept_by_depth)) - 1]

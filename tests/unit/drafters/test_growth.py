@@ -61,6 +61,17 @@ def test_width_and_floor_cut() -> None:
     assert sorted(zip(floored.parents, floored.tokens, strict=True)) == [(ROOT, 0), (ROOT, 1), (0, 1)]
 
 
+def test_the_floor_of_the_limits_cuts_too() -> None:
+    table: Table = {(): [(0, 0.6), (1, 0.3), (2, 0.1)], (0,): [(1, 0.5), (2, 0.4)]}
+
+    def expand(path: tuple[int, ...]) -> list[tuple[int, float, tuple[int, ...]]]:
+        return [(token, score, (*path, token)) for token, score in table.get(path, [])]
+
+    limits = Limits.of(make_view([5, 6]), Budget(9, 9, least_chance=0.29))
+    assert sorted(grow((), expand, limits).tokens) == sorted(_grow(table, 9, 9, floor=0.29).tokens) == [0, 1, 1]
+    assert len(grow((), expand, limits, floor=0.5)) == 1
+
+
 def test_limits_are_the_smaller_of_budget_and_room() -> None:
     view = make_view([5, 6], room=3)
     assert Limits.of(view, Budget(8, 9)) == Limits(8, 3, view.sampling.end_ids)

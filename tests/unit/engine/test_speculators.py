@@ -12,6 +12,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, SequenceView, Wants
 from outrider.engine.outputs import SpeculationStats
+from outrider.executors.base import CostCurve
 from tests.support.fake_llm import repetitive_logits
 from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
 
@@ -50,6 +51,37 @@ def test_the_number_of_draft_tokens_is_the_requests_own() -> None:
     ]
     run(engine, requests)
     assert [widest[request.id] for request in requests] == [8, 1, 20]
+
+
+class _Watching(ChaosDrafter):
+    """Notes the budgets that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.budgets: list[Budget] = []
+        self.row_prices: list[float] = []
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        self.budgets.append(budget)
+        if budget.price is not None:
+            self.row_prices.append(budget.price(1) / budget.price(0) - 1)
+        return super().propose(views, budget)
+
+
+def test_the_budget_says_what_cannot_pay() -> None:
+    """Draft rows take a tenth of a round each: a node must promise a twentieth, if its drafter is to be believed."""
+    drafter = _Watching()
+    engine = make_engine(drafter, price=CostCurve((1, 2, 64), (1.0, 1.1, 7.3)))
+    run(engine, [engine.add([5, 6], LONG)])
+    assert drafter.row_prices[0] == pytest.approx(0.1)
+    assert drafter.budgets[0].least_chance == pytest.approx(0.05)
+
+
+def test_without_prices_every_node_may_pay() -> None:
+    drafter = _Watching()
+    engine = make_engine(drafter)
+    run(engine, [engine.add([5, 6], LONG)])
+    assert {(budget.price, budget.least_chance) for budget in drafter.budgets} == {(None, 0.0)}
 
 
 @pytest.mark.parametrize(
