@@ -13,9 +13,9 @@ train() {
     method=$1
     shift
     outrider train smollm2-135m --method "$method" --out "$out/$method" --max-length 1024 --draft-vocab 6144 \
-        --batch-tokens 2048 --learning-rate 1.5e-3 --answer-tokens 320 "$@"
+        --answer-tokens 320 --learn-questions "$@"
 }
-train eagle3 --data "$out/prompts.jsonl" --intermediate-size 1024 --epochs 2 --draft-steps 3
+train eagle3 --data "$out/prompts.jsonl" --intermediate-size 1024 --epochs 3
 # The answers are written once; the others learn from the same.
-train mtp --data "$out/eagle3/answers.jsonl" --draft-steps 3
-train medusa --data "$out/eagle3/answers.jsonl" --num-heads 4
+train mtp --data "$out/eagle3/answers.jsonl" --epochs 2
+train medusa --data "$out/eagle3/answers.jsonl" --epochs 2 --num-heads 4

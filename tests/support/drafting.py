@@ -31,7 +31,7 @@ from tests.support.models import random_model
 
 LENGTH = 40
 CONFIG = TrainConfig(
-    epochs=2, batch_tokens=160, learning_rate=3e-3, draft_steps=3, held_out=0.1, measurements=3, checkpoint_minutes=0.0
+    epochs=2, batch_tokens=160, learning_rate=2e-2, draft_steps=3, held_out=0.1, measurements=3, checkpoint_minutes=0.0
 )
 
 

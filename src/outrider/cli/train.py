@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from outrider.train.prepare import prepare
     from outrider.train.stop import TrainingStoppedError
 
-    found = prepare(llm, args.data, data, args.out, seed=config.seed, bar=_bar)
+    found = prepare(llm, args.data, data, args.out, seed=config.seed, bar=_bar, held_out=config.held_out)
     _tell_of_data(found)
     module = _module(args, llm, shape, found.samples, config)
     try:

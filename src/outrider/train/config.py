@@ -20,8 +20,8 @@ class TrainConfig:
 
     epochs: int = _option(1, "passes over the data")
     learning_rate: float | None = _option(None, "peak learning rate; default: by the size of the model")
-    batch_tokens: int = _option(4096, "tokens of one update, about")
-    draft_steps: int = _option(5, "draft positions that are trained for, each on the drafter's own output before it")
+    batch_tokens: int = _option(2048, "tokens of one update, about")
+    draft_steps: int = _option(3, "draft positions that are trained for, each on the drafter's own output before it")
     step_decay: float = _option(0.8, "weight of a draft position's loss over that of the one before")
     warm_up: float = _option(0.03, "part of the updates in which the learning rate rises")
     clip: float = _option(0.5, "largest norm of a gradient")
@@ -53,7 +53,7 @@ class TrainConfig:
 
     def peak(self, hidden_size: int) -> float:
         """The peak learning rate: wider models take smaller ones."""
-        return self.learning_rate or 6e-4 * (576 / hidden_size) ** 0.5
+        return self.learning_rate or 8e-3 * (576 / hidden_size) ** 0.5
 
     def rate(self, update: int, updates: int) -> float:
         """Of the peak, at update 0 … updates - 1: a linear rise, then half a cosine down to a twentieth."""

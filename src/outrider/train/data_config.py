@@ -23,6 +23,7 @@ class DataConfig:
 
     self_synthesize: int = _option(0, "conversations of which the target writes both sides")
     regenerate: bool = _option(False, "have the target answer the questions of conversations that are answered already")
+    learn_questions: bool = _option(False, "learn what is asked as well, where there are few answers to learn from")
     max_length: int | None = _option(None, "tokens of a text at most; default: 2048, or what the model can read")
     max_tokens: int | None = _option(None, "tokens to train on at most; default: all")
     disk_budget: str | int = _option("10GiB", "room for hidden states; those left out are made anew each epoch")
@@ -47,8 +48,9 @@ class DataConfig:
             if not number or not 0 <= value <= high or math.isinf(value):
                 bound = f"from 0 to {high:g}" if math.isfinite(high) else "at least 0"
                 raise ConfigError(f"{name}={value!r} must be {bound}")
-        if not isinstance(self.regenerate, bool):
-            raise ConfigError(f"regenerate={self.regenerate!r} must be true or false")
+        for name in ("regenerate", "learn_questions"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
         _ = self.disk_bytes
 
     @property

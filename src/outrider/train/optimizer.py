@@ -10,12 +10,14 @@ from torch import nn
 from outrider.models.config import OUTPUT
 
 _BETAS = (0.9, 0.95)
+_ADAM = 0.15
+"""AdamW's learning rate over Muon's, which bears a larger one."""
 
 
 class Optimizers:
     """Matrices that turn states into states move in all directions alike (Jordan et al., "Muon", 2024), which gets more
-    out of little data; output matrices, norms and biases move by AdamW. One learning rate serves both, as Liu et al.
-    ("Muon is scalable for LLM training", 2025) make steps of either kind equally large.
+    out of little data; output matrices, norms and biases move by AdamW. The learning rate is Muon's, by the measure of
+    Liu et al. ("Muon is scalable for LLM training", 2025), which makes its steps as large as AdamW's at the same rate.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,7 +38,7 @@ class Optimizers:
         nn.utils.clip_grad_norm_(self._parameters, clip)
         for optimizer in self._all:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate if isinstance(optimizer, torch.optim.Muon) else _ADAM * rate
             optimizer.step()
             optimizer.zero_grad()
 

@@ -6,6 +6,7 @@ import hashlib
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.train.batches import AHEAD
 from outrider.train.data import Sample
@@ -40,6 +41,24 @@ def split(samples: Sequence[Sample], held_out: float) -> tuple[list[int], list[i
             share = int.from_bytes(digest(sample.tokens)[:8], "big") / 2**64
             sides[share < held_out].append(number)
     return sides
+
+
+def with_questions(samples: Sequence[Sample], held_out: float) -> list[Sample]:
+    """The samples to train on with all that is said in them to be learned, up to the end of the last answer.
+
+    What all of them begin with, as a template does, is left out. Those held out stay as they are: what counts is how
+    well answers are guessed.
+    """
+    shortest = min((len(sample.tokens) for sample in samples), default=0)
+    common = 0
+    while common < shortest and len({sample.tokens[common] for sample in samples}) == 1:
+        common += 1
+    changed = list(samples)
+    for number in split(samples, held_out)[0]:
+        end = samples[number].loss_from[-1][1]
+        if common < end:
+            changed[number] = replace(samples[number], loss_from=[(max(common, 1), end)])
+    return changed
 
 
 def batches(samples: Sequence[Sample], chosen: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:

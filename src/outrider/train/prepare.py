@@ -15,6 +15,7 @@ from outrider.train.data import SampleMaker, Samples, check_usable, make_samples
 from outrider.train.data_config import DataConfig
 from outrider.train.identity import target_digest
 from outrider.train.journal import Journal
+from outrider.train.order import with_questions
 from outrider.train.records import BadLine, Conversation, Line, read_lines
 from outrider.train.synthesis import Author, answer_plans, own_plans, synthesize
 
@@ -33,12 +34,23 @@ class Bar(Protocol):
     ) -> AbstractContextManager[Callable[[int], Any]]: ...
 
 
-def prepare(llm: LLM, files: Sequence[Path], config: DataConfig, folder: Path, *, seed: int, bar: Bar) -> Samples:
+def prepare(
+    llm: LLM,
+    files: Sequence[Path],
+    config: DataConfig,
+    folder: Path,
+    *,
+    seed: int,
+    bar: Bar,
+    held_out: float = 0.0,
+) -> Samples:
     """The samples of ``files`` and of what the target writes, which is kept in ``folder``, and gone on with there.
 
     Conversations without an answer are answered by the target. The same files, configuration, seed and target give the
-    same samples. Raises UsageError if a file cannot be read or if nothing comes of all this, ConfigError for options
-    without effect, DiskFullError, or OutriderError if the target writes nothing of use.
+    same samples. held_out: the part that will not be trained on.
+
+    Raises UsageError if a file cannot be read or if nothing comes of all this, ConfigError for options without effect,
+    DiskFullError, or OutriderError if the target writes nothing of use.
     """
     maker = SampleMaker(llm.model, config.max_length)
     given, asked = _divided(chain.from_iterable(map(read_lines, files)), config.regenerate)
@@ -64,6 +76,8 @@ def prepare(llm: LLM, files: Sequence[Path], config: DataConfig, folder: Path, *
         parts.append(islice(read_lines(folder / OWN), own))
     found = make_samples(chain.from_iterable(parts), maker, config.max_tokens)
     check_usable(found)
+    if config.learn_questions:
+        found.samples = with_questions(found.samples, held_out)
     return found
 
 

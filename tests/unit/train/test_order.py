@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from outrider.train.data import Sample
-from outrider.train.order import batches, data_digest, in_order, split
+from outrider.train.order import batches, data_digest, in_order, split, with_questions
 
 
 def samples(count: int) -> list[Sample]:
@@ -30,6 +30,21 @@ def test_equal_samples_are_on_one_side_and_short_ones_on_none() -> None:
     learned, held = split([*some, *some, Sample([1, 2], [(0, 2)])], 0.2)
     assert {n % 200 for n in learned} & {n % 200 for n in held} == set()
     assert 400 not in {*learned, *held}
+
+
+def test_questions_are_learned_but_not_measured() -> None:
+    template = [1, 2, 3, 4]
+    some = [
+        Sample([*template, *sample.tokens, 0, 0, 0], [(len(sample.tokens), len(sample.tokens) + 5)])
+        for sample in samples(200)
+    ]
+    changed = with_questions(some, 0.1)
+    learned, held = split(some, 0.1)
+    assert {n: changed[n].loss_from for n in learned} == {n: [(4, some[n].loss_from[-1][1])] for n in learned}
+    assert [changed[n] for n in held] == [some[n] for n in held]
+    assert all(new.tokens == old.tokens for new, old in zip(changed, some, strict=True))
+    assert data_digest(changed) != data_digest(some)
+    assert with_questions([], 0.1) == []
 
 
 def test_batches_hold_every_sample_once_within_the_limit() -> None:
