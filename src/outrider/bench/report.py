@@ -168,12 +168,17 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
     return format_table(header, rows, align="ll")
 
 
+_PARTS = ("draft", "verify", "accept", "engine")
+
+
 def _speculation_table(summaries: Sequence[Summary]) -> str:
     header = ["category", "method", "rounds", "drafted", "acceptance rate", "mean acceptance length"]
-    header += ["draft", "verify", "accept", "engine"]
+    header += ["rounds took", *_PARTS]
     rows = []
     for s in summaries:
         counts = s.speculation
+        seconds = [counts[f"{part}_seconds"] for part in _PARTS]
+        total = sum(seconds)
         rows.append(
             [
                 s.category,
@@ -182,7 +187,8 @@ def _speculation_table(summaries: Sequence[Summary]) -> str:
                 str(counts["drafted"]),
                 f"{counts['acceptance_rate']:.1%}" if counts["drafted"] else "-",
                 f"{counts['mean_acceptance_length']:.2f}" if counts["rounds"] else "-",
-                *(f"{counts[f'{part}_seconds']:.2f} s" for part in ("draft", "verify", "accept", "engine")),
+                f"{total:.1f} s",
+                *(f"{part / total:.0%}" if total else "-" for part in seconds),
             ]
         )
     return format_table(header, rows, align="ll")
