@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _DTYPES = ("auto", "bfloat16")
 _KV_DTYPES = ("bfloat16", "float32")
 _QUANTIZATIONS = ("int8", "int4")
+_HEAD_QUANTIZATION = "int4"
+"""A learned drafter's weights are out of the cache after each pass of its target, so that reading them is most of what
+a draft takes. Next to int8, int4 costs a hundredth of the tokens accepted beyond the first (SmolLM2-135M, EAGLE-3)."""
 
 
 class NativeExecutor(Executor):
@@ -185,7 +188,7 @@ class NativeExecutor(Executor):
             kv_tokens=kv_tokens,
             max_context=min(max_context, model.config.max_position),
             page_size=self._page_size,
-            quantization="int8" if model.weights.are_floats() else None,
+            quantization=_HEAD_QUANTIZATION if model.weights.are_floats() else None,
             isa=self.isa,
             packed_cache=False,
             target=self,
