@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import DraftError
@@ -29,6 +30,7 @@ class Scrambled(Drafter):
     def __init__(self, inner: Drafter, seed: int = 0) -> None:
         self.name = inner.name
         self.default_tokens = inner.default_tokens
+        self.needs_model, self.minds_price = inner.needs_model, inner.minds_price
         self._inner = inner
         self._random = random.Random(seed)
 
@@ -44,7 +46,7 @@ class Scrambled(Drafter):
         depth = self._random.randint(1, max(1, budget.depth))
         if not nodes:
             return [DraftTree() for _ in views]
-        trees = self._inner.propose(views, Budget(nodes, depth))
+        trees = self._inner.propose(views, replace(budget, nodes=nodes, depth=depth))
         return [self._scrambled(view, tree, budget) for view, tree in zip(views, trees, strict=True)]
 
     def observe(self, observations: Sequence[Observation]) -> None:

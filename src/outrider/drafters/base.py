@@ -40,7 +40,7 @@ class Budget:
     """Limits of one round, for each request: draft nodes and depth at most.
 
     price: seconds that the coming round takes with so many draft nodes, of all requests together, drafting not counted.
-        None: not known, or not to matter.
+        None: not known, or not to matter. requests: those that emit a token in that round, drafted for or not.
     least_chance: nodes whose path is less likely than this to be accepted cannot pay for their rows, so that a drafter
         that chooses its nodes may leave them out.
     """
@@ -48,6 +48,7 @@ class Budget:
     nodes: int
     depth: int
     price: Callable[[int], float] | None = field(default=None, compare=False)
+    requests: int = field(default=1, compare=False)
     least_chance: float = field(default=0.0, compare=False)
 
 
@@ -119,6 +120,8 @@ class Drafter(ABC):
     """Whether building it loads a model, which is not done on a single request's demand."""
     accept_by_depth: Sequence[float] = ()
     """Chance that a node of depth 1, 2, … is accepted where its parent was, if that has been measured beforehand."""
+    deepest: int | None = None
+    """Depth that a draft can have at most, whatever the budget; None: any."""
     minds_price: bool = False
     """Whether `propose` itself keeps to what pays at ``Budget.price``, so that nobody need limit its depth."""
 
@@ -130,7 +133,10 @@ class Drafter(ABC):
         """One tree (possibly empty) for each view, within ``budget`` and ``view.room``."""
 
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027  (optional hook)
-        """Learn from what was committed; the first round of a request, which ends its prefill, included."""
+        """Learn from what was committed; the first round of a request, which ends its prefill, included.
+
+        A cascade leaves out a drafter that wants hidden states and does not pay: after a `pause` it may miss rounds.
+        """
 
     def take_failures(self) -> frozenset[int]:
         """Ids of requests that lost a draft, or part of one, since the last call, by a failure that the drafter got
@@ -139,7 +145,9 @@ class Drafter(ABC):
         return frozenset()
 
     def pause(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
-        """A request has to wait for memory, and goes on later. What is dear to keep and can be made again should go."""
+        """A request goes on later, or without this drafter for a while. What is dear to keep and can be made again
+        should go.
+        """
 
     def close(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request ends, normally or not. Must free all that `open` took, and must not raise for unknown requests."""

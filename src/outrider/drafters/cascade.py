@@ -61,18 +61,23 @@ class Cascade(Drafter):
         self._untold: set[int] = set()
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
         self._proposals: dict[int, _Proposal] = {}
+        self._views: dict[int, SequenceView] = {}
 
     def open(self, view: SequenceView) -> None:
-        for member in self.members:
+        self._views[view.request_id] = view
+        for member in (*self._lookups, *(costly.drafter for costly in self._costly if costly.is_awake(view))):
             self._attempt(member, [view], partial(member.open, view))
+        self._want()
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         proposed = [trees for member in self._lookups if (trees := self._member_trees(member, views, budget))]
-        for costly in self._costly:
-            beside = [self._merged(view, [trees[i] for trees in proposed]) for i, view in enumerate(views)]
-            trees = costly.propose(views, budget, beside, partial(self._member_trees, costly.drafter))
-            if trees is not None:
-                proposed.append(trees)
+        if self._costly:
+            looked_up = {view.request_id: [trees[i] for trees in proposed] for i, view in enumerate(views)}
+            for costly in self._costly:
+                ask = partial(self._member_trees, costly.drafter)
+                trees = costly.propose(views, budget, lambda view: self._merged(view, looked_up[view.request_id]), ask)
+                if trees is not None:
+                    proposed.append(trees)
         if views and not proposed:
             raise DraftError(f"every drafter of {self.name} failed in this round; the log says how")
         return [self._combine(view, [trees[i] for trees in proposed], budget) for i, view in enumerate(views)]
@@ -86,23 +91,28 @@ class Cascade(Drafter):
             self._attempt(member, [o.view for o in observations], partial(member.observe, observations))
         for costly in self._costly:
             self._tell(costly, observations)
-        awake = [c.drafter for c in self._costly if any(c.is_awake(o.view) for o in observations)]
-        self.wants = _wants_of([*self._lookups, *awake])
+        self._want()
 
     def _tell(self, costly: CostlyMember, observations: Sequence[Observation]) -> None:
-        """Tell a member of the requests that it follows, as far as the round has what it wants to know."""
+        """Tell a member of the requests that it follows."""
         layers = costly.drafter.wants.hidden_layers
         told = [o for o in observations if costly.is_awake(o.view) and all(layer in o.hidden for layer in layers)]
         if told:
             self._attempt(costly.drafter, [o.view for o in told], partial(costly.drafter.observe, told))
-        for observation in observations:
-            costly.learn(observation)
+        for view in costly.learn(observations):
+            self._attempt(costly.drafter, [], partial(costly.drafter.pause, view))
+
+    def _want(self) -> None:
+        """Want what the members want that follow any request."""
+        awake = [c.drafter for c in self._costly if any(map(c.is_awake, self._views.values()))]
+        self.wants = _wants_of([*self._lookups, *awake])
 
     def pause(self, view: SequenceView) -> None:
         for member in self.members:
             self._attempt(member, [view], partial(member.pause, view))
 
     def close(self, view: SequenceView) -> None:
+        self._views.pop(view.request_id, None)
         self._proposals.pop(view.request_id, None)
         self._calibrators.get(view.tenant).forget(view.request_id)
         for costly in self._costly:

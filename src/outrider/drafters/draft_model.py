@@ -7,7 +7,7 @@ EAGLE-2 (Li et al., 2024): at each level the nodes of the highest path probabili
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import NonFiniteLogitsError
@@ -138,7 +138,7 @@ class DraftModelDrafter(Drafter):
     def _limits(self, view: SequenceView, budget: Budget) -> Limits:
         """The round's limits, within the draft model's own context. The deepest nodes are not forwarded."""
         room = self._executor.max_context - len(view.tokens) + 1
-        return Limits.of(view, Budget(budget.nodes, min(budget.depth, room)))
+        return Limits.of(view, replace(budget, depth=min(budget.depth, room)))
 
     def _missing_tokens(self, view: SequenceView, nodes: int) -> int:
         """KV, in whole pages, that the request's text and draft take beyond what it holds."""

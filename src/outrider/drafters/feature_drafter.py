@@ -100,6 +100,7 @@ class FeatureDrafter(Drafter):
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
         self.accept_by_depth = head.accept_by_depth
+        self.deepest = self._depth
         if config.tree_width == 1:
             self.default_tokens = _DEPTH
 

@@ -8,7 +8,7 @@ the side chain of the later levels. So every row of it has a true context, and m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.tree import ROOT, DraftTree, merge
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
@@ -99,7 +99,7 @@ class LookaheadDrafter(Drafter):
         request.pool.extend(view.tokens)
         branch = self._branch(request, view, limits)
         nodes = limits.nodes - len(branch)
-        verified = self._ngrams(request.pool, view.tokens, Limits(nodes, limits.depth, limits.end_ids))
+        verified = self._ngrams(request.pool, view.tokens, replace(limits, nodes=nodes))
         return cut(merge([verified, branch]), limits.nodes, self._config.tree_width)
 
     def _branch(self, request: _Request, view: SequenceView, limits: Limits) -> DraftTree:

@@ -77,6 +77,7 @@ class MedusaDrafter(Drafter):
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
         self.accept_by_depth = head.accept_by_depth
+        self.deepest = self._heads.count
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         limits = {view.request_id: Limits.of(view, budget) for view in views}
@@ -106,8 +107,9 @@ class MedusaDrafter(Drafter):
         return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:
-        """Forget the state: the target goes through the text again before the next draft."""
+        """Forget the state: the target goes on, or through the text again, before the next draft."""
         self._states.pop(view.request_id, None)
+        self._drafts.pop(view.request_id, None)
 
     def close(self, view: SequenceView) -> None:
         self._states.pop(view.request_id, None)

@@ -76,10 +76,10 @@ class Pace:
         self._accounts: dict[int, _Account] = {}
         self._rounds = 0
         self.in_earnest = True
-        """Whether the last `budget` was for a draft that promises to pay, rather than for a trial or for none."""
+        """Whether the last `budget` was for a draft that promises to pay, as far as is known, and not for a trial."""
 
-    def budget(self, full: Budget, requests: int, beside: Sequence[float] = ()) -> Budget:
-        """Limits for the coming round, of so many requests. ``full``: what the configuration allows, and the price.
+    def budget(self, full: Budget, drafting: int, beside: Sequence[float] = ()) -> Budget:
+        """Limits for the coming round, for so many of its requests. ``full``: what is allowed at most, and the price.
 
         A drafter that costs real time is asked for no more depth than pays, and none is asked whose drafts, all in all,
         cost more than they win. Both are tried again now and then: what is never asked for is never seen to improve.
@@ -90,34 +90,37 @@ class Pace:
             return full
         self._rounds += 1
         probe = self._rounds % _PROBE_EVERY == 0
-        account = self._accounts.get(_size_class(requests))
+        account = self._accounts.get(_size_class(full.requests))
         self.in_earnest = account is None or not account.in_debt
         if not self.in_earnest and not probe:
             return replace(full, nodes=0, depth=0)
         known = self._limits_depth and self.draft.known and self._accept_by_depth
         if not known or self.draft.per_level < _CHEAP * full.price(0):
             return full
-        best = self._best_depth(full.depth, requests, full.price, beside)
+        best = self._best_depth(full, full.price, drafting, beside)
         self.in_earnest = self.in_earnest and best > 0
         if best < full.depth and probe:
             best += 1
         return replace(full, nodes=full.nodes if best else 0, depth=best)
 
-    def _best_depth(self, most: int, requests: int, price: Callable[[int], float], beside: Sequence[float]) -> int:
-        """The depth, up to ``most``, that promises the most tokens per second; 0: not to be asked."""
-        best, best_rate = 0, requests / price(0)
-        expected = 1.0
-        for depth, chance in enumerate(beside[:most], start=1):
-            expected += chance
-            best_rate = max(best_rate, requests * expected / price(requests * depth))
-        best_rate *= _MARGIN
-        expected, reach = 1.0, 1.0
-        for depth in range(1, most + 1):
+    def _best_depth(self, full: Budget, price: Callable[[int], float], drafting: int, beside: Sequence[float]) -> int:
+        """The depth, within ``full``, that promises the most tokens per second; 0: not to be asked."""
+
+        def rate(chances: Sequence[float], seconds: float) -> float:
+            return (full.requests + drafting * sum(chances)) / (price(drafting * len(chances)) + seconds)
+
+        without = max(range(len(beside) + 1), key=lambda levels: rate(beside[:levels], 0.0))
+        best, best_rate = 0, _MARGIN * rate(beside[:without], 0.0)
+        chances, reach = list(beside[:without]), 1.0
+        for depth in range(1, full.depth + 1):
             reach *= self._accept_by_depth[min(depth, len(self._accept_by_depth)) - 1]
-            expected += max(reach, beside[depth - 1]) if depth <= len(beside) else reach
-            rate = requests * expected / (price(requests * depth) + depth * self.draft.per_level)
-            if rate > best_rate:
-                best, best_rate = depth, rate
+            if depth <= len(chances):
+                chances[depth - 1] = max(chances[depth - 1], reach)
+            else:
+                chances.append(reach)
+            depth_rate = rate(chances, depth * self.draft.per_level)
+            if depth_rate > best_rate:
+                best, best_rate = depth, depth_rate
         return best
 
     def observe_profit(self, requests: int, seconds: float) -> None:

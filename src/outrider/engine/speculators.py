@@ -119,11 +119,15 @@ class Speculators:
     ) -> dict[int, Proposal]:
         """Proposals by request id, for those of ``requests`` that it pays to ask for. price: None to ask in full."""
         groups: dict[tuple[Speculator, Budget], list[Request]] = {}
+        decided: dict[tuple[Pace, Budget], Budget] = {}
         for request in requests:
             how = request.speculation
             budget = how.full
             if price is not None and budget.nodes:
-                budget = how.pace(request).budget(_priced(budget, batch_size, price), batch_size)
+                pace = how.pace(request)
+                if (pace, budget) not in decided:
+                    decided[pace, budget] = pace.budget(_priced(budget, batch_size, price), batch_size)
+                budget = decided[pace, budget]
             if budget.nodes and request.view.room > 0:
                 groups.setdefault((how.speculator, budget), []).append(request)
         proposals: dict[int, Proposal] = {}
@@ -132,8 +136,8 @@ class Speculators:
             answer = self._ask(speculator.drafter, members, budget)
             trees = [self._checked(r, tree, budget, vocab_size) for r, tree in zip(members, answer, strict=False)]
             seconds = time.perf_counter() - started
-            for tenant in dict.fromkeys(request.view.tenant for request in members):
-                speculator.paces.get(tenant).draft.observe(trees, seconds)
+            for draft in {speculator.paces.get(request.view.tenant).draft for request in members}:
+                draft.observe(trees, seconds)
             for request, tree in zip(members, trees, strict=False):
                 proposals[request.id] = Proposal(tree, budget.nodes, seconds / len(members))
         return proposals
@@ -213,7 +217,9 @@ def _priced(budget: Budget, batch_size: int, price: ForwardPrice) -> Budget:
     rows = {min(budget.nodes, n) for n in _SOME_ROWS}
     cheapest = min((price.at(batch_size + n) - plain) / n for n in rows)
     least = _SLACK * batch_size * cheapest / plain
-    return replace(budget, price=lambda nodes: price.at(batch_size + nodes), least_chance=max(least, 0.0))
+    return replace(
+        budget, price=lambda nodes: price.at(batch_size + nodes), requests=batch_size, least_chance=max(least, 0.0)
+    )
 
 
 def _count_failure(requests: Sequence[Request]) -> None:

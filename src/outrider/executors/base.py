@@ -256,7 +256,8 @@ class Executor(ABC):
 
         What ``model.weights`` lacks of the embedding ("model.embed_tokens.weight") and of the output matrix
         ("lm_head.weight") is this model's own, and its memory is shared. Float matrices are kept in the form in which
-        they are fast: quantised on the CPU. Its context is ``max_context``, or its configuration's if that is shorter.
+        they are fast: quantised, by the native executor. Its context is ``max_context``, or its configuration's if that
+        is shorter.
         Raises as the constructor does.
         """
         raise ConfigError(f"{type(self).__name__} runs no learned drafters; use the executor 'native' or 'torch'")

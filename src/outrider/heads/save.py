@@ -22,7 +22,7 @@ def save_head(head: Head, folder: Path, layout: str | None = None) -> None:
     Raises UnknownNameError, ConfigError for a layout of other methods, and HeadMismatchError for a head whose tensors
     do not fit each other, or of which the layout could not say all that matters.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     name = layout or head.method
     writer = LAYOUTS.get(name)()
@@ -33,6 +33,8 @@ def save_head(head: Head, folder: Path, layout: str | None = None) -> None:
     files = writer.write(head)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / files.weights) as part:
-        save_file({key: tensor.contiguous() for key, tensor in files.tensors.items()}, part, metadata={"format": "pt"})
+        tensors = {key: tensor.contiguous() for key, tensor in files.tensors.items()}
+        # save_file would make a file that nobody else may read.
+        part.write_bytes(save(tensors, metadata={"format": "pt"}))
     with replacing(folder / CONFIG) as part:
         part.write_text(json.dumps(files.values, indent=2) + "\n", encoding="utf-8")

@@ -19,7 +19,9 @@ class TrainConfig:
     """Validated when built."""
 
     epochs: int = _option(1, "passes over the data")
-    learning_rate: float | None = _option(None, "peak learning rate; default: by the size of the model")
+    learning_rate: float | None = _option(
+        None, "peak learning rate of Muon, of which AdamW has 0.15; default: by the size of the model"
+    )
     batch_tokens: int = _option(2048, "tokens of one update, about")
     draft_steps: int = _option(3, "draft positions that are trained for, each on the drafter's own output before it")
     step_decay: float = _option(0.8, "weight of a draft position's loss over that of the one before")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -17,6 +17,23 @@ from tests.unit.drafters.simulation import commit, make_view
 LAYER = 2
 SECONDS = 1e-3
 """What the costly member takes for a level."""
+
+
+class Clock:
+    """Stands for the module ``time``: nothing takes time but what says so."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.drafters.costly.time", CLOCK)
 
 
 class Lookup(Drafter):
@@ -47,7 +64,7 @@ class Costly(Drafter):
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         self.asked += [(view.tenant, budget.depth) for view in views]
-        time.sleep(SECONDS * budget.depth)
+        CLOCK.now += SECONDS * budget.depth
         return [DraftTree.chain(list(range(5, 5 + budget.depth)), [0.5] * budget.depth)] * len(views)
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -58,26 +75,35 @@ class Costly(Drafter):
         self.paused.append(view.tenant)
 
 
-def budget(plain: float, row: float = 0.0, depth: int = 2) -> Budget:
+def budget(plain: float, row: float = 0.0, depth: int = 2, requests: int = 1) -> Budget:
     """A round takes ``plain`` levels of the costly member, and each of its nodes ``row``."""
-    return Budget(depth, depth, lambda nodes: SECONDS * (plain + row * nodes))
+    return Budget(depth, depth, lambda nodes: SECONDS * (plain + row * nodes), requests)
 
 
 def play(cascade: Cascade, view: SequenceView, limits: Budget, right: int, rounds: int = 1) -> list[DraftTree]:
     """Rounds of one request that each commit the first ``right`` of the tokens 5, 6, …. Returns what was drafted."""
-    trees: list[DraftTree] = []
-    for _ in range(rounds):
-        tree = cascade.propose([view], limits)[0]
+    cascade.open(view)
+    return [play_together(cascade, {0: (view, right)}, limits)[0] for _ in range(rounds)]
+
+
+def play_together(
+    cascade: Cascade, requests: Mapping[int, tuple[SequenceView, int]], limits: Budget
+) -> list[DraftTree]:
+    """One round of several requests, each with how many tokens of its draft are right."""
+    views = [view for view, _ in requests.values()]
+    trees = cascade.propose(views, limits)
+    observations: list[Observation] = []
+    for (view, right), tree in zip(requests.values(), trees, strict=True):
         committed = [*range(5, 5 + right), 3]
         hidden = {layer: torch.zeros(1 + len(tree), 4) for layer in cascade.wants.hidden_layers}
         commit(view, committed)
-        cascade.observe([Observation(view, committed, [3, *tree.tokens], [0], tree, hidden=hidden)])
-        trees.append(tree)
+        observations.append(Observation(view, committed, [3, *tree.tokens], [0], tree, hidden=hidden))
+    cascade.observe(observations)
     return trees
 
 
-def view_of(tenant: str = "a") -> SequenceView:
-    return make_view([3], tenant=tenant, room=10_000)
+def view_of(tenant: str = "a", request_id: int = 0) -> SequenceView:
+    return make_view([3], request_id, tenant=tenant, room=10_000)
 
 
 def test_one_that_pays_is_asked_in_every_round() -> None:
@@ -152,6 +178,86 @@ def test_without_prices_it_is_asked_in_full() -> None:
     assert costly.asked == [("a", 4)] * 150
     assert costly.told == 150
     assert all(len(tree) == 4 for tree in trees)
+
+
+def test_requests_of_one_round_are_each_their_tenants() -> None:
+    """One tenant's drafts are right and another's never, beside one that only copies: none has a say in the others'."""
+    costly = Costly()
+    cascade = Cascade([Lookup(), costly])
+    requests = {0: (view_of("good", 0), 2), 1: (view_of("bad", 1), 0), 2: (view_of("good", 2), 2)}
+    limits = budget(plain=30, row=1, requests=3)
+    for view, _ in requests.values():
+        cascade.open(view)
+    for _ in range(80):
+        play_together(cascade, requests, limits)
+    asked = [tenant for tenant, _ in costly.asked]
+    assert asked.count("good") == 160
+    assert asked.count("bad") < 60
+    assert "bad" in costly.paused
+    assert "good" not in costly.paused
+
+
+def test_what_others_emit_is_no_merit_of_the_draft() -> None:
+    """One request of eight is drafted for: its second token is worth an eighth of a round, and the draft costs more."""
+    alone, crowded = Costly((0.6,)), Costly((0.6,))
+    for costly, requests in ((alone, 1), (crowded, 8)):
+        cascade = Cascade([Lookup(), costly])
+        limits = budget(plain=4, depth=1, requests=requests)
+        for turn in range(120):
+            play(cascade, view_of(), limits, right=int(turn % 5 > 1))
+    assert len(alone.asked) == 120
+    assert len(crowded.asked) < 40
+
+
+def test_a_newcomer_is_seen_whatever_the_others_do() -> None:
+    costly = Costly()
+    cascade = Cascade([Lookup(), costly])
+    old = view_of("old")
+    cascade.open(old)
+    play(cascade, old, budget(plain=2), right=0, rounds=40)
+    assert cascade.wants == Wants()
+    new = view_of("new", 1)
+    cascade.open(new)
+    assert cascade.wants.hidden_layers == (LAYER,), "its prompt comes with hidden states"
+    play(cascade, old, budget(plain=2), right=0)
+    assert cascade.wants.hidden_layers == (LAYER,)
+    cascade.close(new)
+    play(cascade, old, budget(plain=2), right=0)
+    assert cascade.wants == Wants()
+
+
+def test_a_prompt_in_chunks_is_no_trial() -> None:
+    costly, view = Costly(), view_of()
+    cascade = Cascade([Lookup(), costly])
+    play(cascade, view, budget(plain=50), right=2)
+    for start in range(0, 100, 10):
+        hidden = {LAYER: torch.zeros(10, 4)}
+        cascade.observe([Observation(view, [], [], [], context=[3] * 10, start=start, hidden=hidden)])
+    assert not costly.paused
+    assert costly.told == 11
+
+
+def test_whether_a_second_model_is_asked_is_not_for_the_first_to_say() -> None:
+    """What a model draws must not decide how it is judged: see `_one_drawn`."""
+    for chance in (0.0, 0.99):
+
+        class First(Lookup):
+            name = "first"
+            needs_model = True
+
+        second = Costly((0.9,))
+        cascade = Cascade([First(chance), second])
+        play(cascade, view_of(), budget(plain=4), right=2, rounds=20)
+        assert len(second.asked) == 20
+
+
+def test_one_that_is_never_right_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        play(Cascade([Lookup(), Costly()]), view_of(), budget(plain=2), right=0, rounds=9000)
+        assert [record for record in caplog.records if "'costly' has not been right once" in record.getMessage()]
+        caplog.clear()
+        play(Cascade([Lookup(), Costly()]), view_of(), budget(plain=50), right=1, rounds=60)
+        assert not caplog.records
 
 
 @pytest.mark.parametrize(

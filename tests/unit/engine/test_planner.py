@@ -57,7 +57,7 @@ class Asked:
         self.pace, self._price, self._nodes = Pace(), price(seconds), nodes
 
     def depth(self, batch_size: int = 1) -> int:
-        full = Budget(self._nodes, self._nodes, lambda nodes: self._price.at(batch_size + nodes))
+        full = Budget(self._nodes, self._nodes, lambda nodes: self._price.at(batch_size + nodes), batch_size)
         return self.pace.budget(full, batch_size).depth
 
     def round(self, tree: DraftTree, committed: Sequence[int], seconds: float) -> None:
