@@ -41,13 +41,13 @@ class Budget:
 
     price: seconds that the coming round takes with so many draft nodes, of all requests together, drafting not counted.
         None: not known, or not to matter. requests: those that emit a token in that round, drafted for or not.
-    least_chance: nodes whose path is less likely than this to be accepted cannot pay for their rows, so that a drafter
-        that chooses its nodes may leave them out.
+    least_chance: half the chance that a node's path must have of being accepted to pay for its row. A drafter that
+        chooses its nodes may leave out what it finds less likely.
     """
 
     nodes: int
     depth: int
-    price: Callable[[int], float] | None = field(default=None, compare=False)
+    price: Callable[[float], float] | None = field(default=None, compare=False)
     requests: int = field(default=1, compare=False)
     least_chance: float = field(default=0.0, compare=False)
 

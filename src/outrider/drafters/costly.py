@@ -161,7 +161,7 @@ class CostlyMember:
         committed, tree, budget = observation.committed, observation.tree, asked.budget
         assert budget.price is not None
         pace = self._paces.get(observation.view.tenant)
-        pace.observe_committed(asked.tree, committed)
+        pace.observe_paying(_paying(asked.tree, budget.least_chance), committed)
         without = tree.keep({n for n, who in enumerate(tree.sources) if who != (self.drafter.name,)})
         won = len(follow(tree, committed)) - len(follow(without, committed))
         rows = budget.price(all_nodes) - budget.price(others)
@@ -193,6 +193,12 @@ class CostlyMember:
                 self.drafter.name,
                 self._drafts,
             )
+
+
+def _paying(tree: DraftTree, least_chance: float) -> DraftTree:
+    """The nodes that pay for their rows if they are as likely as the drafter says: twice the budget's least chance."""
+    products = path_products(tree.parents, tree.scores)
+    return tree.keep({node for node, chance in enumerate(products) if chance >= 2 * least_chance})
 
 
 def reach_by_depth(tree: DraftTree) -> list[float]:

@@ -19,7 +19,7 @@ _PROBE_EVERY = 16
 _CHEAP = 0.02
 _PROFIT_MEMORY = 0.95
 _ENOUGH_ROUNDS = 8.0
-_MARGIN = 1.05
+_MARGIN = 1.1
 """How much faster than without it a drafter that costs real time must promise to be: estimates are off by as much."""
 
 
@@ -73,6 +73,7 @@ class Pace:
         self.draft = draft if draft is not None else DraftPrice()
         self._accept_by_depth = list(accept_by_depth)
         self._limits_depth = limits_depth
+        self._rows_per_level = 1.0
         self._accounts: dict[int, _Account] = {}
         self._rounds = 0
         self.in_earnest = True
@@ -103,11 +104,12 @@ class Pace:
             best += 1
         return replace(full, nodes=full.nodes if best else 0, depth=best)
 
-    def _best_depth(self, full: Budget, price: Callable[[int], float], drafting: int, beside: Sequence[float]) -> int:
+    def _best_depth(self, full: Budget, price: Callable[[float], float], drafting: int, beside: Sequence[float]) -> int:
         """The depth, within ``full``, that promises the most tokens per second; 0: not to be asked."""
 
         def rate(chances: Sequence[float], seconds: float) -> float:
-            return (full.requests + drafting * sum(chances)) / (price(drafting * len(chances)) + seconds)
+            rows = drafting * len(chances) * (self._rows_per_level if seconds else 1.0)
+            return (full.requests + drafting * sum(chances)) / (price(rows) + seconds)
 
         without = max(range(len(beside) + 1), key=lambda levels: rate(beside[:levels], 0.0))
         best, best_rate = 0, _MARGIN * rate(beside[:without], 0.0)
@@ -127,12 +129,20 @@ class Pace:
         """Learn what asking for a draft won for one of so many requests, in seconds; negative: lost."""
         self._accounts.setdefault(_size_class(requests), _Account()).add(seconds)
 
+    def observe_paying(self, paying: DraftTree, committed: Sequence[int]) -> None:
+        """As `observe_committed`, of the part of a tree that is worth its rows, which may be nothing."""
+        levels = max(paying.depths(), default=1)
+        self._rows_per_level += _FORGET * (max(len(paying) / levels, 1.0) - self._rows_per_level)
+        self._observe(paying, levels, committed)
+
     def observe_committed(self, proposed: DraftTree, committed: Sequence[int]) -> None:
         """Learn how deep one proposed tree was right, verified or not."""
-        if not proposed.tokens:
-            return
-        reached = len(follow(proposed, committed))
-        for depth in range(1, min(max(proposed.depths()), reached + 1, len(committed)) + 1):
+        if proposed.tokens:
+            self._observe(proposed, max(proposed.depths()), committed)
+
+    def _observe(self, tree: DraftTree, levels: int, committed: Sequence[int]) -> None:
+        reached = len(follow(tree, committed))
+        for depth in range(1, min(levels, reached + 1, len(committed)) + 1):
             if len(self._accept_by_depth) < depth:
                 self._accept_by_depth.append(self._accept_by_depth[-1] if self._accept_by_depth else 0.7)
             hit = float(depth <= reached)

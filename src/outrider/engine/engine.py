@@ -164,6 +164,8 @@ class Engine:
             "accept": accepted - verified,
             "engine": committed - accepted + time.perf_counter() - observed,
         }
+        if len(judged) == len(shares):
+            self._planner.observe_beside(seconds["accept"] + seconds["engine"])
         self._stats.add_times(**seconds)
         for share in shares:
             share.request.statistics.add_times(parts=len(shares), **seconds)

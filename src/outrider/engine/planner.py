@@ -68,8 +68,8 @@ class Planner:
         """
         if self.price is None:
             return 0.0
-        plain = self.price.at(len(nodes))
-        longer = self.price.at(len(nodes) + sum(nodes)) - plain
+        plain = self.price.of_round(len(nodes))
+        longer = self.price.of_round(len(nodes) + sum(nodes)) - plain
         part = len(tree) / sum(nodes) if len(tree) else 0.0
         return (emitted - 1) * plain / len(nodes) - part * longer
 
@@ -85,6 +85,11 @@ class Planner:
             self._price.observe_chunk(rows, prompt_rows, seconds)
         else:
             self._price.observe(rows, seconds)
+
+    def observe_beside(self, seconds: float) -> None:
+        """Learn what a round took beside its forward pass and its draft."""
+        if self._price is not None:
+            self._price.observe_beside(seconds)
 
     def observe_committed(self, request: Request, proposed: DraftTree, committed: Sequence[int]) -> None:
         """Learn which proposed nodes were right, verified or not: what was left out may have become worth its price."""

@@ -47,6 +47,7 @@ class ForwardPrice:
         """
         self._measure = measure
         self._known = False
+        self._beside = 0.0
 
     @cached_property
     def _points(self) -> tuple[list[int], list[float]]:
@@ -60,26 +61,31 @@ class ForwardPrice:
         row = max((y[-1] - y[0]) / max(x[-1] - x[0], 1), _LEAST * y[0])
         return _Chunk(_FIRST_CHUNK, _FIRST_CHUNK * row)
 
-    def at(self, rows: int) -> float:
-        """Estimated seconds for ``rows`` rows."""
+    def at(self, rows: float) -> float:
+        """Estimated seconds for ``rows`` rows, on average."""
         x, y = self._points
         if len(x) == 1:
             return y[0]
         hi = min(max(bisect_left(x, rows), 1), len(x) - 1)
         return y[hi - 1] + max(y[hi] - y[hi - 1], 0.0) * (rows - x[hi - 1]) / (x[hi] - x[hi - 1])
 
+    def of_round(self, rows: float) -> float:
+        """Estimated seconds for a round of ``rows`` rows, drafting not counted: what a token that was drafted saves."""
+        return self._beside + self.at(rows)
+
     def rising(self, first: int, count: int) -> list[float]:
-        """`at` of ``count`` numbers of rows, ``first`` and those that follow it."""
+        """`of_round` of ``count`` numbers of rows, ``first`` and those that follow it."""
         x, y = self._points
         if len(x) == 1:
-            return [y[0]] * count
+            return [self._beside + y[0]] * count
         prices: list[float] = []
         while len(prices) < count:
             rows = first + len(prices)
             hi = min(max(bisect_left(x, rows), 1), len(x) - 1)
             end = first + count if hi == len(x) - 1 else min(x[hi] + 1, first + count)
             rise, span = max(y[hi] - y[hi - 1], 0.0), x[hi] - x[hi - 1]
-            prices.extend(y[hi - 1] + rise * (n - x[hi - 1]) / span for n in range(rows, end))
+            start = self._beside + y[hi - 1]
+            prices.extend(start + rise * (n - x[hi - 1]) / span for n in range(rows, end))
         return prices
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -100,6 +106,12 @@ class ForwardPrice:
         y[hi] = max(y[hi] + _FORGET * near * error, 1e-9)
         if lo != hi:
             y[lo] = max(y[lo] + _FORGET * (1 - near) * error, 1e-9)
+
+    def observe_beside(self, seconds: float) -> None:
+        """Learn what a round took beside its forward pass and its draft: acceptance, commits, the engine's own work."""
+        if self._beside:
+            seconds = min(seconds, _OUTLIER * self._beside)
+        self._beside += (_FORGET if self._beside else 1.0) * (seconds - self._beside)
 
     def chunk_beside(self, rows: int) -> int:
         """Prompt rows that may go along with ``rows`` rows of requests that decode: one at least, so that it ends.

@@ -213,12 +213,15 @@ def _priced(budget: Budget, batch_size: int, price: ForwardPrice) -> Budget:
     A node pays if it is likelier than the tokens that its row's time would have brought in a plain round. Half of that
     is asked for, since what is never proposed is never seen to be likelier than its drafter thought.
     """
-    plain = price.at(batch_size)
+    plain = price.of_round(batch_size)
     rows = {min(budget.nodes, n) for n in _SOME_ROWS}
-    cheapest = min((price.at(batch_size + n) - plain) / n for n in rows)
+    cheapest = min((price.of_round(batch_size + n) - plain) / n for n in rows)
     least = _SLACK * batch_size * cheapest / plain
     return replace(
-        budget, price=lambda nodes: price.at(batch_size + nodes), requests=batch_size, least_chance=max(least, 0.0)
+        budget,
+        price=lambda nodes: price.of_round(batch_size + nodes),
+        requests=batch_size,
+        least_chance=max(least, 0.0),
     )
 
 
