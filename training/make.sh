@@ -8,7 +8,7 @@ set -eu
 out=${1:?usage: sh training/make.sh OUT}
 here=$(dirname "$0")
 mkdir -p "$out"
-[ -e "$out/prompts.jsonl" ] || python "$here/prompts.py" --count 6000 --seed 1 --out "$out/prompts.jsonl"
+[ -e "$out/prompts.jsonl" ] || python "$here/prompts.py" --count 3648 --seed 1 --out "$out/prompts.jsonl"
 train() {
     method=$1
     shift
@@ -17,5 +17,5 @@ train() {
 }
 train eagle3 --data "$out/prompts.jsonl" --intermediate-size 1024 --epochs 3
 # The answers are written once; the others learn from the same.
-train mtp --data "$out/eagle3/answers.jsonl" --epochs 2
-train medusa --data "$out/eagle3/answers.jsonl" --epochs 2 --num-heads 4
+train mtp --data "$out/eagle3/answers.jsonl"
+train medusa --data "$out/eagle3/answers.jsonl" --num-heads 4
