@@ -17,10 +17,10 @@ NATIVE := $(shell find src/native -name '*.cpp' -o -name '*.h')
 PACKAGE := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-native test-sanitize test-aarch64 check bench format clean
+.PHONY: help run test test-native test-sanitize test-arm check bench format clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 run: $(RUN_READY)  ## generate a text with and without speculation, and show what it saved
 	@$(BIN)/outrider models fetch $(MODEL) >/dev/null
@@ -40,7 +40,7 @@ test-sanitize: $(DEV_READY)  ## the same with AddressSanitizer and UndefinedBeha
 	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
 
-test-aarch64: $(DEV_READY)  ## the same for AArch64, with a cross compiler (aarch64-linux-gnu-g++) and QEMU
+test-arm: $(DEV_READY)  ## the same for AArch64, with a cross compiler (aarch64-linux-gnu-g++) and QEMU
 	$(BIN)/cmake -S . -B build/aarch64 -DOUTRIDER_PYTHON=OFF -DOUTRIDER_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux \
 		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 		"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
