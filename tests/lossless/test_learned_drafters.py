@@ -16,9 +16,11 @@ from outrider import LLM, RequestOutput, SamplingParams
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.cascade import Cascade
+from outrider.drafters.costly import _Duty
 from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.mtp import MtpDrafter
+from outrider.drafters.pace import Pace
 from outrider.engine.runtime import _OpenAlike
 from outrider.executors.native import why_unavailable
 from outrider.heads.head import Head
@@ -62,7 +64,7 @@ def plain(executor: str) -> list[RequestOutput]:
 
 def with_head(model: LLM, method: str, reduced: bool = False, beside: str | None = None, **config: object) -> LLM:
     """The model, drafted for by a random head. reduced: it has columns for every second token alone."""
-    own = SpeculativeConfig(method=beside or "recycle", adaptive=False, **config)  # type: ignore[arg-type]
+    own = SpeculativeConfig(method=beside or "recycle", **{"adaptive": False, **config})  # type: ignore[arg-type]
     target = model.model.config
     ids = torch.arange(0, target.vocab_size, 2) if reduced or method == "eagle3" else None
     head = random_head(method, target, draft_ids=ids, own_output=method == "eagle3", seed=5)
@@ -98,6 +100,28 @@ def test_a_head_changes_no_token(executor: str, method: str, config: dict[str, o
 def test_one_beside_a_drafter_of_guesses_changes_none_either(executor: str) -> None:
     model = with_head(llm(executor), "eagle3", beside="suffix", num_speculative_tokens=12)
     check(model.generate(PROMPTS, PARAMS, use_tqdm=False), plain(executor))
+
+
+@EXECUTORS
+@METHODS
+def test_one_that_rests_and_wakes_in_the_middle_of_requests_changes_none(
+    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cascade leaves the head out every third round or so, and takes it up again where it missed part of the text."""
+    turns: list[bool] = []
+
+    def take_turns(duty: _Duty, needed: bool) -> None:
+        turns.append(needed)
+        duty.awake = len(turns) % 5 < 3
+
+    monkeypatch.setattr(_Duty, "count", take_turns)
+    monkeypatch.setattr(Pace, "budget", lambda pace, full, drafting, beside=(): full)
+    model = with_head(llm(executor), method, beside="suffix", num_speculative_tokens=12, adaptive=True)
+    outputs = model.generate(PROMPTS, PARAMS, use_tqdm=False)
+    check(outputs, plain(executor))
+    assert True in turns
+    assert False in turns
+    assert sum(output.statistics.drafted_by_source.get(method, 0) for output in outputs) > 0
 
 
 @EXECUTORS

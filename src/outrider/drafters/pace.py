@@ -23,25 +23,14 @@ _MARGIN = 1.1
 """How much faster than without it a drafter that costs real time must promise to be: estimates are off by as much."""
 
 
-class DraftPrice:
+class DraftPrice(Recent):
     """Seconds that drafting takes per level of depth."""
-
-    def __init__(self) -> None:
-        self._recent = Recent()
-
-    @property
-    def known(self) -> bool:
-        return self._recent.known
-
-    @property
-    def per_level(self) -> float:
-        return self._recent.median
 
     def observe(self, trees: Sequence[DraftTree], seconds: float) -> None:
         """Learn what drafting these trees together took."""
         depth = max((max(tree.depths(), default=0) for tree in trees), default=0)
         if depth > 0:
-            self._recent.add(seconds / depth)
+            self.add(seconds / depth)
 
 
 @dataclass
@@ -96,7 +85,7 @@ class Pace:
         if not self.in_earnest and not probe:
             return replace(full, nodes=0, depth=0)
         known = self._limits_depth and self.draft.known and self._accept_by_depth
-        if not known or self.draft.per_level < _CHEAP * full.price(0):
+        if not known or self.draft.median < _CHEAP * full.price(0):
             return full
         best = self._best_depth(full, full.price, drafting, beside)
         self.in_earnest = self.in_earnest and best > 0
@@ -120,7 +109,7 @@ class Pace:
                 chances[depth - 1] = max(chances[depth - 1], reach)
             else:
                 chances.append(reach)
-            depth_rate = rate(chances, depth * self.draft.per_level)
+            depth_rate = rate(chances, depth * self.draft.median)
             if depth_rate > best_rate:
                 best, best_rate = depth, depth_rate
         return best

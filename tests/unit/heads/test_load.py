@@ -86,6 +86,16 @@ def test_something_else_is_named_with_its_tensors(tmp_path: Path) -> None:
         head_method(tmp_path)
 
 
+@pytest.mark.parametrize("found", ["often", {"1": 0.5}, [0.5, 1.5], [0.5, None], [float("nan")]])
+def test_accuracies_that_are_none_are_refused_in_one_line(found: object, tmp_path: Path) -> None:
+    save_head(random_head("eagle3"), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["outrider"]["accept_by_depth"] = found
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelFileError, match=r"outrider\.accept_by_depth must be a list of numbers from 0 to 1"):
+        load_head(tmp_path, TARGET, "target")
+
+
 def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
     head = random_head("eagle3")
     save_head(head, tmp_path)
