@@ -6,7 +6,9 @@ noise makes the rest right often enough to be kept.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -149,3 +151,22 @@ def test_a_text_that_begins_in_the_prefix_cache_is_the_same(executor: str) -> No
         outputs = [model.generate(prompt, own)[0] for prompt, own in zip(PROMPTS, PARAMS, strict=True)]
         check(outputs, plain(executor))
     assert outputs[1].cached_tokens > 0
+
+
+@EXECUTORS
+@METHODS
+@pytest.mark.parametrize("caching", [True, False], ids=["cache", "no_cache"])
+def test_many_at_once_are_what_each_is_alone(executor: str, method: str, caching: bool) -> None:
+    """24 requests that share beginnings, eight at a time in a KV cache that holds two or three of them."""
+    choose = random.Random(11)
+    beginnings = [[choose.randrange(3, 100) for _ in range(length)] for length in (0, 18, 40)]
+    prompts = [[*choose.choice(beginnings), *(choose.randrange(3, 100) for _ in range(1 + n % 7))] for n in range(24)]
+    params = [replace(choose.choice(PARAMS), seed=100 + n) for n in range(24)]
+    sizes = EngineConfig(
+        max_batch_size=8, prefill_chunk=16, kv_tokens=208, max_context=128, enable_prefix_caching=caching
+    )
+    alone = [llm(executor).generate(prompt, own)[0] for prompt, own in zip(prompts, params, strict=True)]
+    outputs = with_head(llm(executor, sizes), method).generate(prompts, params, use_tqdm=False)
+    check(outputs, alone)
+    assert sum(output.preemptions for output in outputs) > 0
+    assert (sum(output.cached_tokens for output in outputs) > 0) == caching
