@@ -19,9 +19,9 @@ from outrider.models.weights import TensorWeights
 from outrider.train.batches import collate
 from outrider.train.data import Sample
 from outrider.train.features import Features
-from outrider.train.modules.base import Shape
 from outrider.train.modules.build import new_module
 from outrider.train.modules.chain import ChainModule
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.target import Target
 from tests.support.models import random_model
 

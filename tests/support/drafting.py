@@ -24,8 +24,9 @@ from outrider.train.config import TrainConfig
 from outrider.train.data import Sample
 from outrider.train.features import Features
 from outrider.train.loop import train
-from outrider.train.modules.base import DrafterModule, Shape
+from outrider.train.modules.base import DrafterModule
 from outrider.train.modules.build import new_module
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.target import Target
 from tests.support.models import random_model
 

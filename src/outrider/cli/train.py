@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from outrider.train.curves import Curves
     from outrider.train.data import Sample, Samples
     from outrider.train.data_config import DataConfig
-    from outrider.train.modules.base import DrafterModule, Shape
+    from outrider.train.modules.base import DrafterModule
+    from outrider.train.modules.shape import Shape
 
 STATES = "states"
 _SHOWN = 5
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from outrider.train.config import TrainConfig
     from outrider.train.data_config import DataConfig
     from outrider.train.modules import MODULES
-    from outrider.train.modules.base import Shape
+    from outrider.train.modules.shape import Shape
 
     parser.add_argument("--method", required=True, choices=MODULES.names(), help="what kind of drafter")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the drafter, and all else, goes")
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepare the data, train, and say what came of it; returns 0, or 128 + the number of the signal that ended it."""
     from outrider.train.config import TrainConfig
     from outrider.train.data_config import DataConfig
-    from outrider.train.modules.base import Shape
+    from outrider.train.modules.shape import Shape
 
     data = DataConfig(**given(args, "data"))
     config, shape = TrainConfig(**given(args, "train")), Shape(**given(args, "shape"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.errors import ConfigError
-from outrider.train.modules.base import Goal
+from outrider.train.modules.shape import Goal
 
 
 def _option(default: Any, text: str) -> Any:

@@ -11,7 +11,8 @@ from outrider.heads.head import Head
 from outrider.train.batches import AHEAD
 from outrider.train.data import Sample
 from outrider.train.modules import MODULES
-from outrider.train.modules.base import DrafterModule, Shape
+from outrider.train.modules.base import DrafterModule
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.target import Target
 
 

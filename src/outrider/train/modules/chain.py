@@ -22,9 +22,10 @@ from outrider.models.config import EMBEDDING, OUTPUT, ModelConfig
 from outrider.train.batches import Batch
 from outrider.train.losses import CrossEntropy, soft_cross_entropy
 from outrider.train.modules.attention import attend
-from outrider.train.modules.base import DrafterModule, Goal, Outcome, Tally, tally_of
+from outrider.train.modules.base import DrafterModule, Outcome, Tally, tally_of
 from outrider.train.modules.layers import Attention, Block, Core, Product, ScaledLinear
 from outrider.train.modules.regression import Regression
+from outrider.train.modules.shape import Goal
 from outrider.train.modules.target import Target
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from outrider.models.config import Fusion
 from outrider.train.batches import Batch
-from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.start import drafter_config, start_block, start_projection
 from outrider.train.modules.target import Target
 

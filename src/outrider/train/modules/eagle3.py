@@ -7,8 +7,8 @@ import torch
 from outrider.core.errors import ConfigError
 from outrider.heads.eagle3 import usual_layers
 from outrider.models.config import Fusion
-from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.start import drafter_config, pass_tokens, start_block, start_norm
 from outrider.train.modules.target import Target
 

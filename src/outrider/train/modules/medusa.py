@@ -13,8 +13,9 @@ from outrider.heads.head import Head
 from outrider.models.config import OUTPUT
 from outrider.train.batches import Batch
 from outrider.train.losses import soft_cross_entropy
-from outrider.train.modules.base import DrafterModule, Goal, Outcome, Shape, tally_of
+from outrider.train.modules.base import DrafterModule, Outcome, tally_of
 from outrider.train.modules.layers import Product, ScaledLinear
+from outrider.train.modules.shape import Goal, Shape
 from outrider.train.modules.target import Target
 
 

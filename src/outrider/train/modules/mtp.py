@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from outrider.models.config import Fusion
-from outrider.train.modules.base import Shape
 from outrider.train.modules.chain import ChainModule
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.start import drafter_config, start_block, start_norm, start_projection
 from outrider.train.modules.target import Target
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from outrider.models.config import Fusion, ModelConfig
-from outrider.train.modules.base import Shape
 from outrider.train.modules.layers import Block
+from outrider.train.modules.shape import Shape
 from outrider.train.modules.target import Target
 
 _SPREAD = 0.02

@@ -16,9 +16,10 @@ from outrider.models.config import OUTPUT
 from outrider.train.batches import collate
 from outrider.train.data import Sample
 from outrider.train.modules import MODULES
-from outrider.train.modules.base import DrafterModule, Goal, Shape
+from outrider.train.modules.base import DrafterModule
 from outrider.train.modules.build import draft_vocabulary, module_from_head, new_module
 from outrider.train.modules.medusa import Medusa
+from outrider.train.modules.shape import Goal, Shape
 from outrider.train.modules.target import Target
 from tests.support.drafting import MemoryStore, small_module, small_target
 from tests.support.heads import assert_same_head, random_head
