@@ -144,3 +144,14 @@ def test_the_targets_output_can_be_brought_along(method: str, tied: bool) -> Non
     reduced.check_tensors()
     own = random_head(method, own_output=True)
     assert standalone(own, weights) is own
+
+
+def test_the_whole_vocabulary_can_be_brought_along() -> None:
+    matrix = normal(96, H)
+    weights = TensorWeights({OUTPUT: matrix})
+    widened = standalone(random_head("medusa", draft_ids=DRAFT_IDS), weights, whole_vocabulary=True)
+    assert widened.draft_ids is None
+    assert torch.equal(widened.tensors[OUTPUT], matrix)
+    widened.check_tensors()
+    with pytest.raises(HeadMismatchError, match="no rows for the whole vocabulary"):
+        standalone(random_head("eagle3", draft_ids=DRAFT_IDS, own_output=True), weights, whole_vocabulary=True)
