@@ -194,11 +194,12 @@ void bind_model(nb::module_& m) {
       .def(
           "set_fusion",
           [](Model& self, FusionKind kind, const Vector& embed_norm, const Vector& feature_norm,
-             const PackedMatrix* matrix, const Vector& bias) {
+             const PackedMatrix* matrix, const Vector& bias, bool norm_before_residual) {
             self.fusion = {kind, copied(embed_norm), copied(feature_norm), matrix ? *matrix : PackedMatrix(),
-                           copied(bias)};
+                           copied(bias), norm_before_residual};
           },
-          "kind"_a, "embed_norm"_a.none(), "feature_norm"_a.none(), "matrix"_a.none(), "bias"_a.none())
+          "kind"_a, "embed_norm"_a.none(), "feature_norm"_a.none(), "matrix"_a.none(), "bias"_a.none(),
+          "norm_before_residual"_a)
       .def("set_embedding", [](Model& self, const PackedMatrix& matrix) { self.embedding = matrix; })
       .def("set_lm_head", [](Model& self, const PackedMatrix& matrix) { self.lm_head = matrix; })
       .def("set_final_norm", [](Model& self, const Vector& values) { self.final_norm = copied(values); })

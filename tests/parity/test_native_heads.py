@@ -33,7 +33,13 @@ from outrider.executors.native.packing import PackedWeights, pack_weights  # noq
 
 BOUND = 0.045
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-LACKING = {"eagle": (EMBEDDING, OUTPUT), "eagle3": (EMBEDDING,), "mtp": (OUTPUT,), "two-blocks": ()}
+LACKING = {
+    "eagle": (EMBEDDING, OUTPUT),
+    "eagle3": (EMBEDDING,),
+    "mtp": (OUTPUT,),
+    "norm-first": (EMBEDDING, OUTPUT),
+    "two-blocks": (),
+}
 """What each head takes from its target: both matrices, one, the other, none."""
 
 

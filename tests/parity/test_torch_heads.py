@@ -37,6 +37,8 @@ def written_out(model: Model, tokens: list[int], given: torch.Tensor) -> tuple[t
     embedded = norm(w["model.embed_tokens.weight"][tokens], "model.embed_norm.weight")
     joined = torch.cat((embedded, norm(given, "model.feature_norm.weight")), -1)
     x = given if "model.fuse.weight" not in w else linear(joined, "model.fuse")
+    if c.fusion is not None and c.fusion.norm_before_residual:
+        x = norm(given, "model.feature_norm.weight")
     for i in range(c.num_layers):
         layer = f"model.layers.{i}"
         first = i == 0 and "model.fuse.weight" not in w

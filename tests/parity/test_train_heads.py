@@ -14,6 +14,7 @@ from outrider.executors.torch.executor import TorchExecutor
 from outrider.heads.head import FEATURES, Head
 from outrider.heads.load import load_head
 from outrider.heads.save import save_head
+from outrider.models.config import Fusion
 from outrider.models.loader import Model
 from outrider.models.weights import TensorWeights
 from outrider.train.batches import collate
@@ -84,10 +85,14 @@ def served_features(setting: Setting, head: Head, text: Features) -> torch.Tenso
     return joined * (joined.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
-def test_every_step_is_what_the_executor_computes(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "norm_first"), [("eagle3", False), ("eagle3", True), ("eagle", False), ("mtp", False)]
+)
+def test_every_step_is_what_the_executor_computes(method: str, norm_first: bool, tmp_path: Path) -> None:
     setting = Setting(method)
     module = setting.module
+    if norm_first:
+        module.config = replace(module.config, fusion=Fusion("attend", norm_before_residual=True))
     head, executor = open_saved(setting, tmp_path)
     batch = collate(setting.texts, module.feature_layers, module.last_layer)
     with torch.no_grad():

@@ -17,9 +17,11 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"fusion": Fusion("project", norms=False, bias=True), "first_norm": False, "final_norm": False},
     "eagle3": {"fusion": Fusion("attend"), "first_norm": False, "logits_size": 48},
     "mtp": {"fusion": Fusion("project")},
+    "norm-first": {"fusion": Fusion("attend", norm_before_residual=True), "first_norm": False},
     "two-blocks": {"fusion": Fusion("attend"), "first_norm": False, "num_layers": 2, "qkv_bias": True},
 }
-"""The methods' models, and one with a block behind the one that takes in the feature."""
+"""The methods' models, EAGLE-3's with the other residual stream, and with a block behind the one that takes in the
+feature."""
 
 
 def head_model(kind: str, *, seed: int = 0, without: Collection[str] = (), **overrides: Any) -> Model:

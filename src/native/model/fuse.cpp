@@ -15,8 +15,9 @@ void Runner::Pass::embed() {
       break;
     case FusionKind::attend:
       each_row(2 * hidden_, [&](int row) {
-        join(row, scratch_.normed.data() + std::ptrdiff_t{row} * 2 * hidden_);
-        std::copy_n(feature(row), hidden_, x(row));
+        float* joined = scratch_.normed.data() + std::ptrdiff_t{row} * 2 * hidden_;
+        join(row, joined);
+        std::copy_n(model_.fusion.norm_before_residual ? joined + hidden_ : feature(row), hidden_, x(row));
       });
       break;
     case FusionKind::project:

@@ -77,15 +77,16 @@ class Eagle3Layout(Layout):
 def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: ModelConfig) -> Head:
     """A head whose configuration is ``values``, whatever the file has besides."""
     where = str(checkpoint.path)
-    for key in ("norm_before_residual", "norm_before_fc"):
-        if values.get(key):
+    for key in ("norm_before_fc", "fc_norm", "norm_output"):
+        if values.get(key) or (values.get("eagle_config") or {}).get(key):
             raise UnsupportedModelError(
                 f"{where}: {key}=true, a variant of EAGLE-3 with another norm, is not supported"
             )
     prefix = "model." if "model.fc.weight" in checkpoint else ""
     table = tuple((prefix + public, canonical) for public, canonical in TABLE)
     tensors = read_tensors(checkpoint, table, without=(OFFSETS, MASK, *_NOT_HERS))
-    config = read_config(values, tensors, target, where, fusion=Fusion("attend"), final_norm=True)
+    fusion = Fusion("attend", norm_before_residual=bool(values.get("norm_before_residual")))
+    config = read_config(values, tensors, target, where, fusion=fusion, final_norm=True)
     ids = read_offsets(checkpoint, config.vocab_size)
     ids = ascending(ids, config.vocab_size, tensors, (OUTPUT,))
     width = values.get("target_hidden_size") or config.hidden_size
@@ -107,11 +108,15 @@ def fusion_values(head: Head) -> dict[str, Any]:
     values: dict[str, Any] = {
         "draft_vocab_size": head.vocab_size if head.draft_ids is None else len(head.draft_ids),
         "target_hidden_size": head.hidden_size,
-        "norm_before_residual": False,
+        "norm_before_residual": _normed_residual(head),
     }
     if head.feature_layers != usual_layers(head.num_layers):
         values[_FROM_LAYERS] = list(head.feature_layers)
     return values
+
+
+def _normed_residual(head: Head) -> bool:
+    return head.config is not None and head.config.fusion is not None and head.config.fusion.norm_before_residual
 
 
 def _feature_layers(

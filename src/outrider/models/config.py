@@ -36,12 +36,13 @@ class Fusion:
     kind: "project": the first block's input is one matrix times [embedding, feature] (EAGLE-1, MTP). "attend": the
     feature is the residual stream, and the first block's q, k and v read [norm(embedding), norm(feature)] (EAGLE-3).
     norms: RMSNorm on embedding and feature before they are joined; always with "attend". bias: of the matrix of
-    "project".
+    "project". norm_before_residual: with "attend", the residual stream is norm(feature), as speculators has it.
     """
 
     kind: str
     norms: bool = True
     bias: bool = False
+    norm_before_residual: bool = False
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ D2T = {"d2t": torch.tensor([3, 4, 8, 90])}
 @pytest.mark.parametrize(
     ("values", "tensors", "error", "says"),
     [
-        ({"norm_before_residual": True}, D2T, UnsupportedModelError, "norm_before_residual=true"),
+        ({"norm_before_fc": True}, D2T, UnsupportedModelError, "norm_before_fc=true"),
+        ({"eagle_config": {"fc_norm": True}}, D2T, UnsupportedModelError, "fc_norm=true"),
         ({"hidden_act": "gelu"}, D2T, UnsupportedModelError, "hidden_act"),
         ({"num_attention_heads": None}, D2T, ModelFileError, "the key 'num_attention_heads' is missing"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, D2T, HeadMismatchError, "to join 2 hidden states of size 32"),

@@ -52,7 +52,14 @@ def _tensors() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("changes", [{}, {"draft_ids": DRAFT_IDS, "own_output": True, "dtype": torch.bfloat16}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"draft_ids": DRAFT_IDS, "own_output": True, "dtype": torch.bfloat16},
+        {"fusion": Fusion("attend", norm_before_residual=True)},
+    ],
+)
 def test_what_is_saved_is_read_back(changes: dict[str, Any], tmp_path: Path) -> None:
     head = random_head("eagle3", **changes)
     save_head(head, tmp_path, "speculators")
@@ -85,6 +92,14 @@ def test_a_checkpoint_of_others(tmp_path: Path) -> None:
     assert head.draft_ids.tolist() == [3, 5, 10, 93]
 
 
+@pytest.mark.parametrize("normed", [True, False])
+def test_what_the_residual_stream_is(normed: bool, tmp_path: Path) -> None:
+    write(tmp_path, EAGLE3 | {"norm_before_residual": normed}, _tensors())
+    head = load_head(tmp_path, TARGET, "target")
+    assert head.config is not None
+    assert head.config.fusion == Fusion("attend", norm_before_residual=normed)
+
+
 def test_eagle_1(tmp_path: Path) -> None:
     values = {"speculators_model_type": "eagle", "layernorms": False, "fusion_bias": True}
     tensors = {"fusion_fc.weight": normal(H, 2 * H), "fusion_fc.bias": ones(H), **block("transformer", TARGET)}
@@ -98,7 +113,7 @@ def test_eagle_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        (EAGLE3 | {"norm_before_residual": True}, UnsupportedModelError, "norm_before_residual=true"),
+        (EAGLE3 | {"norm_output": True}, UnsupportedModelError, "norm_output=true"),
         (EAGLE3 | {"norm_before_fc": True}, UnsupportedModelError, "norm_before_fc=true"),
         ({k: v for k, v in EAGLE3.items() if k != "norm_before_residual"}, ModelFileError, "norm_before_residual is"),
         (

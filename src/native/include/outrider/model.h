@@ -41,6 +41,7 @@ struct Fusion {
   std::vector<float> embed_norm, feature_norm;  // before the two are joined; both or neither
   PackedMatrix matrix;                          // [hidden_size, 2 * hidden_size]
   std::vector<float> bias;
+  bool norm_before_residual = false;  // of attend: the residual stream is the normed feature
 };
 
 struct Model {

@@ -71,6 +71,7 @@ def _set_fusion(
         feature_norm=_vector(weights, "model.feature_norm.weight") if fusion.norms else None,
         matrix=matrices["model.fuse.weight"] if project else None,
         bias=_vector(weights, "model.fuse.bias") if project and fusion.bias else None,
+        norm_before_residual=fusion.norm_before_residual,
     )
 
 

@@ -22,13 +22,15 @@ class Fuse:
     embed_norm: Normalise
     feature_norm: Normalise
     matrix: Linear | None
+    norm_before_residual: bool = False
 
     def __call__(self, embedded: torch.Tensor, features: torch.Tensor, norm: Normalise) -> tuple[torch.Tensor, ...]:
         """Embeddings and features, both [R, H] -> the residual stream [R, H], and what the first block's attention
         reads. norm: what the first block has before its attention.
         """
-        joined = torch.cat((self.embed_norm(embedded), self.feature_norm(features)), dim=-1)
+        normed = self.feature_norm(features)
+        joined = torch.cat((self.embed_norm(embedded), normed), dim=-1)
         if self.matrix is None:
-            return features, joined
+            return normed if self.norm_before_residual else features, joined
         x = self.matrix(joined)
         return x, norm(x)

@@ -175,7 +175,7 @@ class TorchModel:
         matrix = None
         if fusion.kind == "project":
             matrix = Linear(self._load("model.fuse.weight"), self._load("model.fuse.bias") if fusion.bias else None)
-        return Fuse(embed_norm, feature_norm, matrix)
+        return Fuse(embed_norm, feature_norm, matrix, fusion.norm_before_residual)
 
     def _load_linear(self, prefix: str, names: Sequence[str], bias: bool) -> Linear:
         weight = self._load(*(f"{prefix}.{name}.weight" for name in names))

@@ -175,8 +175,7 @@ class ChainModule(DrafterModule):
         c = self.config
         token_part = w.token(self._norm_token(self.target.embedding[batch.tokens]))
         features = self.joined_features(batch.features)
-        joined = token_part + w.feature(self._norm_feature(features))
-        residual, qkv = self._first(joined, features, w)
+        residual, qkv = self._first(token_part, features, w)
         queries, keys, values = self._rotated(qkv, batch.positions)
         group = c.num_heads // c.num_kv_heads
         true_keys, true_values = (
@@ -196,8 +195,7 @@ class ChainModule(DrafterModule):
             bases = bases[alive]
             rows = bases + step + 1
             features = state[alive]
-            joined = token_part[rows] + w.feature(self._norm_feature(features))
-            residual, qkv = self._first(joined, features, w)
+            residual, qkv = self._first(token_part[rows], features, w)
             queries, key, value = self._rotated(qkv, batch.positions[rows])
             own_keys = torch.cat((own_keys[alive], key.unsqueeze(1)), dim=1)
             own_values = torch.cat((own_values[alive], value.unsqueeze(1)), dim=1)
@@ -222,10 +220,13 @@ class ChainModule(DrafterModule):
     def _norm_feature(self, x: torch.Tensor) -> torch.Tensor:
         return self.model.feature_norm(x) if hasattr(self.model, "feature_norm") else x
 
-    def _first(self, joined: torch.Tensor, features: torch.Tensor, w: _Weights) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream before the block [R, H] float32, and q, k and v."""
+    def _first(self, tokens: torch.Tensor, features: torch.Tensor, w: _Weights) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream before the block [R, H] float32, and q, k and v. tokens: what they add to the joined."""
+        normed = self._norm_feature(features)
+        joined = tokens + w.feature(normed)
         if w.qkv is None:
-            return features, joined
+            fusion = self.config.fusion
+            return normed if fusion is not None and fusion.norm_before_residual else features, joined
         x = joined.float()
         return x, w.qkv(self.block.input_layernorm(x) if self.config.first_norm else x)
 
