@@ -18,6 +18,7 @@ COMMANDS = {
     "models": ("[OPTIONS] [fetch NAME]", "list the models that have a short name, and fetch them"),
     "serve": ("[OPTIONS] [MODEL]", "serve a model over HTTP, as OpenAI's API does"),
     "bench": ("[OPTIONS] [MODEL]", "measure methods against plain decoding, prompt by prompt"),
+    "export": ("--for ENGINE --out DIR DRAFTER [MODEL]", "write a drafter as vLLM or SGLang takes it"),
     "train": ("[OPTIONS] --method METHOD --out DIR [MODEL]", "train a drafter for a model, with data or without"),
 }
 """Name -> usage and help. The command's module has its name, and holds ``add_arguments(parser)`` and ``run(args)``."""
