@@ -132,7 +132,7 @@ def test_an_mtp_head_over_a_part_of_the_vocabulary_takes_those_rows_of_the_targe
 
 
 @EXECUTORS
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+@METHODS
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 def test_greedy_text_is_the_same_under_every_rule(executor: str, method: str, rule: str) -> None:
     """And sampled requests run through."""

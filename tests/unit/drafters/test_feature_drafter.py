@@ -343,13 +343,12 @@ class TestDistribution:
     """
 
     @pytest.mark.parametrize(("rule", "width"), [("rejection", 1), ("rejection", 3), ("block", 1), ("coupled", None)])
-    @pytest.mark.parametrize("method", ["eagle3", "medusa"])
+    @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "medusa"])
     def test_two_tokens_follow_the_target(self, method: str, rule: str, width: int | None) -> None:
         """The head has no column for every seventh token, which the target says like any other."""
         acceptance = RULES.get(rule)(None)
         context = DrafterContext(SpeculativeConfig(adaptive=False, tree_width=width), fake_model(), OpenFakeHeads(1.0))
-        kind = MedusaDrafter if method == "medusa" else Eagle3Drafter
-        drafter: Drafter = kind(context, fake_head(method))
+        drafter: Drafter = {**DRAFTERS, "medusa": MedusaDrafter}[method](context, fake_head(method))
         outcomes: Counter[tuple[int, int]] = Counter()
         for seed in range(800):
             view = make_view([1, 5, 6], seed, temperature=1.0, top_k=4)
