@@ -17,14 +17,18 @@ OFFSETS, MASK = "d2t", "t2d"
 
 
 def read_offsets(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
-    """The target's id of each column, [D] int64, in the columns' order; None if there is no d2t.
+    """The target's id of each column, [D] int64, in the columns' order; None if there is neither d2t nor t2d.
 
-    Raises HeadMismatchError if d2t and t2d contradict each other.
+    Raises HeadMismatchError if the two contradict each other.
     """
     import torch
 
     if OFFSETS not in checkpoint:
-        return None
+        if MASK not in checkpoint:
+            return None
+        ids = checkpoint.whole_numbers(MASK).nonzero().flatten()
+        check_ids(ids, vocab_size, f"{checkpoint.path}: {MASK}")
+        return ids
     offsets = checkpoint.whole_numbers(OFFSETS)
     ids = torch.arange(len(offsets)) + offsets
     check_ids(ids, vocab_size, f"{checkpoint.path}: {OFFSETS}")

@@ -88,6 +88,9 @@ def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: Model
     fusion = Fusion("attend", norm_before_residual=bool(values.get("norm_before_residual")))
     config = read_config(values, tensors, target, where, fusion=fusion, final_norm=True)
     ids = read_offsets(checkpoint, config.vocab_size)
+    said = values.get("draft_vocab_size")
+    if ids is not None and said not in (None, len(ids)):
+        raise HeadMismatchError(f"{where}: draft_vocab_size={said!r}, but its map names {len(ids)} tokens")
     ids = ascending(ids, config.vocab_size, tensors, (OUTPUT,))
     width = values.get("target_hidden_size") or config.hidden_size
     return Head(

@@ -122,6 +122,13 @@ def test_a_checkpoint_of_others(layer: str, tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" in head.tensors
 
 
+def test_the_mask_alone_names_the_tokens(tmp_path: Path) -> None:
+    write(tmp_path, VALUES, _public("midlayer") | {"t2d": _mask(3, 5, 10, 93)})
+    ids = load_head(tmp_path, TARGET, "target").draft_ids
+    assert ids is not None
+    assert ids.tolist() == [3, 5, 10, 93]
+
+
 def test_columns_in_another_order_are_put_in_order(tmp_path: Path) -> None:
     tensors = _public("midlayer") | {"d2t": torch.tensor([93, 4, 8, 0])}
     write(tmp_path, VALUES, tensors)
@@ -164,6 +171,7 @@ D2T = {"d2t": torch.tensor([3, 4, 8, 90])}
     [
         ({"norm_before_fc": True}, D2T, UnsupportedModelError, "norm_before_fc=true"),
         ({"eagle_config": {"fc_norm": True}}, D2T, UnsupportedModelError, "fc_norm=true"),
+        ({"draft_vocab_size": 5}, D2T, HeadMismatchError, "draft_vocab_size=5, but its map names 4 tokens"),
         ({"hidden_act": "gelu"}, D2T, UnsupportedModelError, "hidden_act"),
         ({"num_attention_heads": None}, D2T, ModelFileError, "the key 'num_attention_heads' is missing"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, D2T, HeadMismatchError, "to join 2 hidden states of size 32"),
@@ -176,7 +184,7 @@ D2T = {"d2t": torch.tensor([3, 4, 8, 90])}
         ({"eagle_aux_hidden_state_layer_ids": "low"}, D2T, ModelFileError, "must be a list of layer numbers"),
         ({"outrider": {"target_num_layers": "8"}}, D2T, ModelFileError, "must be a whole number"),
         ({}, {}, HeadMismatchError, r"'lm_head.weight' has shape \(4, 32\); \(96, 32\) is expected"),
-        ({}, {"d2t": torch.tensor([3, 4, 8])}, HeadMismatchError, r"\(3, 32\) is expected"),
+        ({"draft_vocab_size": 3}, {"d2t": torch.tensor([3, 4, 8])}, HeadMismatchError, r"\(3, 32\) is expected"),
         ({}, {"d2t": torch.tensor([3, 4, 8, 93])}, HeadMismatchError, "outside of a vocabulary of 96"),
         ({}, {"d2t": torch.tensor([3, 2, 8, 90])}, HeadMismatchError, "names a token twice"),
         ({}, {"d2t": ones(4)}, HeadMismatchError, "'d2t' must be one row of whole numbers"),
