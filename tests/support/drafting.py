@@ -23,6 +23,7 @@ from outrider.models.weights import TensorWeights
 from outrider.train.config import TrainConfig
 from outrider.train.data import Sample
 from outrider.train.features import Features
+from outrider.train.identity import Origin
 from outrider.train.loop import train
 from outrider.train.modules.base import DrafterModule
 from outrider.train.modules.build import new_module
@@ -34,6 +35,7 @@ LENGTH = 40
 CONFIG = TrainConfig(
     epochs=2, batch_tokens=160, learning_rate=2e-2, draft_steps=3, held_out=0.1, measurements=3, checkpoint_minutes=0.0
 )
+ORIGIN = Origin("the small target")
 
 
 def small_target() -> Model:
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
             module.loss = _signal_at(count, number, module.loss)  # type: ignore[method-assign]
         else:
             os.fsync = _signal_at(count, number, os.fsync)
-    train(store, module, CONFIG, Path(folder), show_progress=False)
+    train(store, module, CONFIG, Path(folder), origin=ORIGIN, show_progress=False)
 
 
 if __name__ == "__main__":

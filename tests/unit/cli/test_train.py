@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def data(tmp_path: Path) -> Path:
 def train(*words: object, method: str = "eagle3") -> int:
     options = ["--executor", "worded", "--dtype", "float32", "--threads", "1", "--method", method]
     return main(["train", *options, *map(str, words)])
+
+
+def texts_of(data: Path) -> Path:
+    """The lines of ``data`` that the target need not answer."""
+    path = data.with_name("texts.jsonl")
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
 
 
 def drafter(folder: Path) -> bytes:
@@ -142,6 +150,34 @@ def test_a_checkpoint_of_other_data_is_told_of_and_can_be_left(
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2) == 2
     assert "or start anew" in capsys.readouterr().err
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2, "--restart") == 0
+
+
+def test_a_checkpoint_of_a_target_with_other_weights_is_not_gone_on_from(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), "--out", tmp_path / "out", *SMALL]
+    assert train(*words) == 0
+    assert use_wordy_model(monkeypatch, seed=1).config == model.config
+    assert train(*words) == 2
+    assert "of a target with other weights" in (error := capsys.readouterr().err)
+    assert "or start anew" in error
+    assert train(*words, "--restart") == 0
+
+
+def test_a_checkpoint_that_began_with_another_drafter_is_not_gone_on_from(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), *SMALL[2:], "--out"]
+    for seed in (1, 2):
+        assert train(*words, tmp_path / f"head{seed}", "--draft-vocab", 0, "--seed", seed) == 0
+    assert train(*words, tmp_path / "out", "--init-from", tmp_path / "head1") == 0
+    shutil.copytree(tmp_path / "head1", tmp_path / "copy")
+    assert train(*words, tmp_path / "out", "--init-from", tmp_path / "copy") == 0
+    capsys.readouterr()
+    for other in (["--init-from", tmp_path / "head2"], ["--draft-vocab", 0]):
+        assert train(*words, tmp_path / "out", *other) == 2
+        assert "the checkpoint began with another drafter; " in (error := capsys.readouterr().err)
+        assert "or start anew" in error
 
 
 def test_a_nearly_full_disk_is_said_and_ends_it(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from outrider.core.errors import ConfigError, UsageError
 from outrider.heads.load import load_head
 from outrider.train import disk, loop
 from outrider.train.config import TrainConfig
-from outrider.train.loop import train
+from outrider.train.identity import Origin
 from outrider.train.modules import MODULES
 from outrider.train.stop import TrainingStoppedError
-from tests.support.drafting import CONFIG, MemoryStore, small_module, small_target
+from tests.support.drafting import CONFIG, ORIGIN, MemoryStore, small_module, small_target
 from tests.support.heads import assert_same_head
 
 ROOT = Path(__file__).resolve().parents[3]
+train = partial(loop.train, origin=ORIGIN, show_progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def store() -> MemoryStore:
 @pytest.mark.parametrize("method", MODULES.names())
 def test_a_drafter_learns(method: str, store: MemoryStore, tmp_path: Path) -> None:
     module = small_module(method, store)
-    curves = train(store, module, replace(CONFIG, epochs=10), tmp_path, show_progress=False)
+    curves = train(store, module, replace(CONFIG, epochs=10), tmp_path)
     first, last = curves.held_out[0], curves.held_out[-1]
     assert last["loss"] < first["loss"] - 0.1
     assert last["accuracy"][0] > first["accuracy"][0] + 0.03
@@ -53,7 +55,7 @@ def test_bfloat16_learns_about_the_same(store: MemoryStore, tmp_path: Path) -> N
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         module = small_module("eagle3", store, dtype)
-        curves = train(store, module, CONFIG, tmp_path / str(dtype), show_progress=False)
+        curves = train(store, module, CONFIG, tmp_path / str(dtype))
         losses.append(curves.held_out[-1]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
@@ -116,16 +118,19 @@ def test_a_signal_ends_the_update_and_keeps_it(
     stop_after(3, monkeypatch)
     config = replace(CONFIG, checkpoint_minutes=60.0)
     with pytest.raises(TrainingStoppedError, match="stopped after 3 of") as stopped:
-        train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(store, small_module("mtp", store), config, tmp_path)
     assert stopped.value.number == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
     for change, text in ((replace(config, learning_rate=1e-3), "learning_rate=0.001"),):
         with pytest.raises(ConfigError, match=text):
-            train(store, small_module("mtp", store), change, tmp_path, show_progress=False)
+            train(store, small_module("mtp", store), change, tmp_path)
     with pytest.raises(ConfigError, match="another drafter"):
-        train(store, small_module("eagle", store), config, tmp_path, show_progress=False)
+        train(store, small_module("eagle", store), config, tmp_path)
     with pytest.raises(UsageError, match="other samples"):
-        train(MemoryStore(store.model, 39), small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(MemoryStore(store.model, 39), small_module("mtp", store), config, tmp_path)
+    for other, text in ((Origin("tuned"), "a target with other weights"), (replace(ORIGIN, drafter="x"), "began with")):
+        with pytest.raises(ConfigError, match=f"{text}.*, or start anew"):
+            train(store, small_module("mtp", store), config, tmp_path, origin=other)
 
 
 def test_a_full_disk_ends_the_run_with_a_checkpoint(
@@ -134,24 +139,24 @@ def test_a_full_disk_ends_the_run_with_a_checkpoint(
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": disk.KEPT_FREE - 1}))
     config = replace(CONFIG, checkpoint_minutes=60.0)
     with pytest.raises(disk.DiskFullError, match="nearly full"):
-        train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(store, small_module("mtp", store), config, tmp_path)
     monkeypatch.undo()
-    curves = train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
-    whole = train(store, small_module("mtp", store), config, tmp_path / "whole", show_progress=False)
+    curves = train(store, small_module("mtp", store), config, tmp_path)
+    whole = train(store, small_module("mtp", store), config, tmp_path / "whole")
     assert curves == whole
 
 
 def test_a_broken_checkpoint_is_named(store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(UsageError, match=r"checkpoint\.pt is not a checkpoint"):
-        train(store, small_module("mtp", store), CONFIG, tmp_path, show_progress=False)
-    train(store, small_module("mtp", store), CONFIG, tmp_path, resume=False, show_progress=False)
+        train(store, small_module("mtp", store), CONFIG, tmp_path)
+    train(store, small_module("mtp", store), CONFIG, tmp_path, resume=False)
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:
     empty = MemoryStore(small_target(), 0)
     with pytest.raises(UsageError, match="no sample to train on"):
-        train(empty, small_module("mtp", empty), CONFIG, tmp_path, show_progress=False)
+        train(empty, small_module("mtp", empty), CONFIG, tmp_path)
 
 
 @pytest.mark.parametrize(
