@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from outrider.train.modules.shape import Shape
 
 STATES = "states"
+BAD_LINES = "bad-lines.txt"
 _SHOWN = 5
-"""Bad lines that are named; the others are counted."""
+"""Bad lines that are named on the terminal; all of them are in BAD_LINES."""
 
 _ROOM = 768
 """Tokens of KV cache for each conversation that is being written."""
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from outrider.train.stop import TrainingStoppedError
 
     found = prepare(llm, args.data, data, args.out, seed=config.seed, bar=_bar, held_out=config.held_out)
-    _tell_of_data(found)
+    _tell_of_data(found, args.out)
     head = _given_head(args, llm)
     module = _module(args, llm, head, shape, found.samples, config)
     try:
@@ -191,27 +192,36 @@ def _train(
         store.close()
 
 
-def _tell_of_data(found: Samples) -> None:
+def _tell_of_data(found: Samples, folder: Path) -> None:
     from outrider.cli.terminal import note
+    from outrider.models.cache import write_atomically
+    from outrider.train.curves import can_draw
 
+    file = folder / BAD_LINES
+    file.unlink(missing_ok=True)
     if found.bad:
+        write_atomically(file, "".join(f"{bad}\n" for bad in found.bad).encode())
         note(f"{len(found.bad)} {'line' if len(found.bad) == 1 else 'lines'} of the data cannot be used:")
         for bad in found.bad[:_SHOWN]:
             note(f"  {bad}")
-        if len(found.bad) > _SHOWN:
-            note(f"  and {len(found.bad) - _SHOWN} more")
+        left = len(found.bad) - _SHOWN
+        note(f"  and {left} more; all of them are in {file}" if left > 0 else f"  (also in {file})")
     learned = sum(sample.learned for sample in found.samples)
     note(f"{len(found.samples)} texts of {found.tokens} tokens together, {learned} of them to be learned")
+    if not can_draw():
+        note("the curves will not be drawn: that takes matplotlib (pip install 'outrider[plot]')")
 
 
 def _tell_of_result(args: argparse.Namespace, module: DrafterModule, curves: Curves) -> None:
+    from outrider.train.curves import can_draw
+
     last = (curves.held_out or curves.train)[-1]
     hits = ", ".join(f"{value:.1%}" for value in last["accuracy"])
     where = "texts held out" if curves.held_out else "the texts it was trained on"
     print(f"{module.method} drafter for {model_name(args)}: {args.out}")
     print(f"accuracy by draft position, on {where}: {hits}")
     print(f"estimated acceptance length of a chain: {last['acceptance_length']:.2f}")
-    print(f"loss by update: {args.out / 'curves.json'}")
+    print(f"loss by update: {args.out / ('curves.png' if can_draw() else 'curves.json')}")
 
 
 @contextmanager

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from outrider.cli.main import main
-from outrider.cli.train import STATES
+from outrider.cli.train import BAD_LINES, STATES, _bar
 from outrider.heads.load import load_head
 from outrider.models.loader import Model
-from outrider.train import disk
+from outrider.train import curves, disk
 from outrider.train.prepare import ANSWERS, OWN
 from tests.support.training import use_wordy_model
 
@@ -87,6 +89,64 @@ def test_from_data_and_from_nothing_to_a_drafter(
     assert json.loads((out / "curves.json").read_text())["held_out"]
 
 
+def test_all_bad_lines_are_in_a_file(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = texts_of(data)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(good.read_text() + "{broken\n" * 7)
+    out = tmp_path / "out"
+    assert train("--data", bad, "--out", out, *SMALL) == 0
+    shown = capsys.readouterr().err
+    named = (out / BAD_LINES).read_text().splitlines()
+    assert [line.split(":")[0] for line in named] == [f"bad.jsonl, line {len(TEXTS) + n}" for n in range(1, 8)]
+    listed = "".join(f"  {line}\n" for line in named[:5])
+    assert f"7 lines of the data cannot be used:\n{listed}  and 2 more; all of them are in {out / BAD_LINES}" in shown
+    assert train("--data", good, "--out", out, *SMALL, "--restart") == 0
+    assert not (out / BAD_LINES).exists()
+
+
+def test_without_matplotlib_the_curves_are_numbers_and_that_is_said_once(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), *SMALL, "--out"]
+    assert train(*words, tmp_path / "drawn") == 0
+    shown = capsys.readouterr()
+    assert "matplotlib" not in shown.err
+    assert f"loss by update: {tmp_path / 'drawn' / 'curves.png'}" in shown.out
+    assert (tmp_path / "drawn" / "curves.png").exists()
+    monkeypatch.setattr(curves.importlib.util, "find_spec", lambda name: None)
+    assert train(*words, tmp_path / "out") == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("outrider[plot]") == 1
+    assert f"loss by update: {tmp_path / 'out' / 'curves.json'}" in shown.out
+    assert not (tmp_path / "out" / "curves.png").exists()
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_how_much_there_is_and_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the work took half a minute, so the rest takes one and a half."""
+    seconds = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: seconds)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with _bar("hidden states", 40, "token") as step:
+        seconds += 30
+        step(10)
+        shown = sys.stderr.getvalue().split("\r")[-1]  # type: ignore[attr-defined]
+    assert shown.startswith("hidden states:  25%|")
+    assert "10/40 [00:30<01:30" in shown
+
+
+def test_elsewhere_a_line_at_the_end_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with _bar("answers", 9, "conversation", 4) as step:
+        step(5)
+    assert re.fullmatch(r"answers: 5 conversations in .* s, .* a second\n", capsys.readouterr().err)
+
+
 def test_the_same_command_again_does_nothing_anew(
     model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,8 +193,8 @@ def test_an_existing_drafter_is_gone_on_from(
     assert train("--data", data, "--out", first, *SMALL) == 0
     own = [word for word in SMALL if word not in ("--draft-vocab", "64")]
     assert train("--data", data, "--out", second, "--init-from", first, *own) == 0
-    curves = [json.loads((folder / "curves.json").read_text())["held_out"] for folder in (first, second)]
-    assert curves[1][0]["loss"] == pytest.approx(curves[0][-1]["loss"], rel=0.02)
+    learned = [json.loads((folder / "curves.json").read_text())["held_out"] for folder in (first, second)]
+    assert learned[1][0]["loss"] == pytest.approx(learned[0][-1]["loss"], rel=0.02)
     capsys.readouterr()
     assert train("--data", data, "--out", second, "--init-from", first, *SMALL) == 2
     assert "draft_vocab is for a new drafter" in capsys.readouterr().err
