@@ -6,9 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 
 from outrider.core.errors import ConfigError, UsageError
 from outrider.heads.load import load_head
-from outrider.train import disk, loop
+from outrider.train import checkpoint, disk, loop
 from outrider.train.config import TrainConfig
 from outrider.train.identity import Origin
 from outrider.train.modules import MODULES
@@ -63,9 +63,23 @@ def test_bfloat16_learns_about_the_same(store: MemoryStore, tmp_path: Path) -> N
 # -- ending and going on ---------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, method: str, *where: str) -> int:
-    command = [sys.executable, "-m", "tests.support.drafting", method, str(folder), *where]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Trains a drafter in a process of its own; the folder, the method, and where it is ended."""
+    command = [sys.executable, "-m", "tests.support.training_runs"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runs:
+        assert runs.stdin is not None
+        assert runs.stdout is not None
+        stdin, stdout = runs.stdin, runs.stdout
+
+        def one(folder: Path, method: str, *end: object) -> int:
+            print(json.dumps([method, str(folder), *end]), file=stdin, flush=True)
+            return int(stdout.readline())
+
+        yield one
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -73,30 +87,51 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("unbroken")
-    assert run(folder, "eagle3") == 0
-    return results(folder)
+def unbroken(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, bytes]]:
+    @cache
+    def unbroken(method: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp(method)
+        assert run(folder, method) == 0
+        return results(folder)
+
+    return unbroken
+
+
+def kept(folder: Path) -> int:
+    """The update that the checkpoint was made after; 0: there is none."""
+    state = checkpoint.read(folder)
+    return 0 if state is None else state["update"]
 
 
 @pytest.mark.parametrize(
-    "ends",
+    ("method", "ends"),
     [
-        [("update", "1", "SIGKILL")],
-        [("update", "9", "SIGKILL"), ("update", "5", "SIGKILL")],
-        [("checkpoint", "7", "SIGKILL")],
-        [("update", "8", "SIGTERM")],
+        ("eagle3", [("look", 5, "SIGKILL", 0)]),
+        ("eagle3", [("update", 1, "SIGKILL", 0)]),
+        ("eagle3", [("update", 7, "SIGKILL", 5), ("update", 6, "SIGKILL", 10)]),
+        ("eagle3", [("checkpoint", 2, "SIGKILL", 5)]),
+        ("eagle3", [("update", 6, "SIGTERM", 6)]),
+        ("eagle3", [("drafter", 1, "SIGKILL", 15)]),
+        ("eagle", [("update", 7, "SIGKILL", 5)]),
+        ("medusa", [("update", 7, "SIGKILL", 5)]),
+        ("mtp", [("update", 7, "SIGKILL", 5)]),
     ],
-    ids=["at-first", "twice", "while-writing", "terminated"],
+    ids=["looking", "at-first", "twice", "while-writing", "terminated", "at-last", "eagle", "medusa", "mtp"],
 )
 def test_a_run_that_is_ended_goes_on_to_the_same_drafter(
-    ends: Sequence[tuple[str, str, str]], unbroken: dict[str, bytes], tmp_path: Path
+    method: str,
+    ends: Sequence[tuple[str, int, str, int]],
+    run: Run,
+    unbroken: Callable[[str], dict[str, bytes]],
+    tmp_path: Path,
 ) -> None:
-    for end in ends:
-        assert run(tmp_path, "eagle3", *end) not in (0, 2)
-        assert not (tmp_path / "model.safetensors").exists()
-    assert run(tmp_path, "eagle3") == 0
-    assert results(tmp_path) == unbroken
+    """Bit for bit; what was learned since the last checkpoint is learned again."""
+    for where, count, name, update in ends:
+        assert run(tmp_path, method, where, count, name) == (1 if name == "SIGTERM" else -signal.Signals[name])
+        assert kept(tmp_path) == update
+        assert (tmp_path / "model.safetensors").exists() == (where == "drafter")
+    assert run(tmp_path, method) == 0
+    assert results(tmp_path) == unbroken(method)
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
