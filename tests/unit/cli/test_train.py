@@ -313,3 +313,46 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(model: Model, data: Path,
     assert train(*words, tmp_path / "out") == 0
     assert train(*words, tmp_path / "whole") == 0
     assert drafter(tmp_path / "out") == drafter(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+import pytest
+from outrider.train import features, journal, optimizer
+from tests.support.training import use_wordy_model
+from tests.unit.cli.test_train import train
+place, name, count = {
+    "answers": (journal.Journal, "keep", 3),
+    "states": (features.Shards, "append", 2),
+    "updates": (optimizer.Optimizers, "step", 4),
+}[sys.argv[1]]
+action = getattr(place, name)
+features.ROWS = 128  # so few tokens that there are several steps
+def counted(*args, **more):
+    global count
+    count -= 1
+    if not count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return action(*args, **more)
+setattr(place, name, counted)
+with pytest.MonkeyPatch.context() as patch:
+    use_wordy_model(patch)
+    train(*sys.argv[2:])
+"""
+
+
+def test_a_kill_in_any_phase_changes_nothing(model: Model, data: Path, tmp_path: Path) -> None:
+    """While the target answers, while hidden states are written, and amid an update."""
+    words = ["--data", str(data), "--answer-tokens", "16", *SMALL, "--epochs", "2", "--checkpoint-minutes", "0"]
+    out = tmp_path / "out"
+    left = {"answers": ANSWERS, "states": f"{STATES}/states-00000.bin", "updates": "checkpoint.pt"}
+    for phase, file in left.items():
+        command = [sys.executable, "-c", KILLED, phase, *words, "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert (out / file).stat().st_size > 0
+        assert not (out / "model.safetensors").exists()
+    assert train(*words, "--out", out) == 0
+    assert train(*words, "--out", tmp_path / "whole") == 0
+    assert (out / ANSWERS).read_bytes() == (tmp_path / "whole" / ANSWERS).read_bytes()
+    assert drafter(out) == drafter(tmp_path / "whole")
