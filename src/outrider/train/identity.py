@@ -35,7 +35,7 @@ def target_digest(model: Model) -> str:
         parts += [file_digest(file) for file in files]
     else:
         for name in sorted(model.weights.names()):
-            parts += [name, hashlib.sha256(model.weights.raw(name).data).hexdigest()]
+            parts += [name, hashlib.sha256(model.weights.raw(name).data.tobytes()).hexdigest()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -46,6 +46,6 @@ def head_digest(head: Head) -> str:
     ids = None if head.draft_ids is None else head.draft_ids.tolist()
     parts = [repr((head.method, head.feature_layers, head.normed, head.config, ids))]
     for name, tensor in sorted(head.tensors.items()):
-        content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}", hashlib.sha256(content).hexdigest()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
