@@ -1,18 +1,9 @@
-"""A small target with its texts and their hidden states in memory, for drafters to learn from.
-
-As a program it trains a drafter: ``python -m tests.support.drafting METHOD FOLDER [WHERE COUNT SIGNAL]``, and sends
-itself the signal when it comes to a place for the COUNT-th time: "update", or "checkpoint" (amid writing one).
-"""
+"""A small target with its texts and their hidden states in memory, for drafters to learn from."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +14,7 @@ from outrider.models.weights import TensorWeights
 from outrider.train.config import TrainConfig
 from outrider.train.data import Sample
 from outrider.train.features import Features
-from outrider.train.loop import train
+from outrider.train.identity import Origin
 from outrider.train.modules.base import DrafterModule
 from outrider.train.modules.build import new_module
 from outrider.train.modules.shape import Shape
@@ -34,6 +25,7 @@ LENGTH = 40
 CONFIG = TrainConfig(
     epochs=2, batch_tokens=160, learning_rate=2e-2, draft_steps=3, held_out=0.1, measurements=3, checkpoint_minutes=0.0
 )
+ORIGIN = Origin("the small target")
 
 
 def small_target() -> Model:
@@ -79,35 +71,3 @@ class MemoryStore:
 def small_module(method: str, store: MemoryStore, dtype: torch.dtype = torch.float32) -> DrafterModule:
     shape = Shape(draft_vocab=100, num_heads=3) if method == "medusa" else Shape(draft_vocab=100)
     return new_module(method, Target.load(store.model), shape, store.samples, seed=3, dtype=dtype)
-
-
-def _signal_at(count: int, number: int, action: Callable[..., Any]) -> Callable[..., Any]:
-    """``action``, but the ``count``-th call is preceded by the signal."""
-    calls = 0
-
-    def counted(*args: Any, **more: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            os.kill(os.getpid(), number)
-        return action(*args, **more)
-
-    return counted
-
-
-def main(arguments: Sequence[str]) -> None:
-    torch.set_num_threads(1)
-    method, folder, *where = arguments
-    store = MemoryStore(small_target(), 40)
-    module = small_module(method, store)
-    if where:
-        place, count, number = where[0], int(where[1]), signal.Signals[where[2]]
-        if place == "update":
-            module.loss = _signal_at(count, number, module.loss)  # type: ignore[method-assign]
-        else:
-            os.fsync = _signal_at(count, number, os.fsync)
-    train(store, module, CONFIG, Path(folder), show_progress=False)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -85,9 +85,9 @@ class WordyExecutor(TorchExecutor):
         return replace(output, logits=2 * output.logits + _words(1.5))
 
 
-def use_wordy_model(monkeypatch: pytest.MonkeyPatch) -> Model:
+def use_wordy_model(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Model:
     """Let every model name stand for the model that is returned, and ``--executor worded`` for a `WordyExecutor`."""
-    model = chat_model(num_layers=7, hidden_size=32, num_heads=2, num_kv_heads=1, max_position=256)
+    model = chat_model(seed=seed, num_layers=7, hidden_size=32, num_heads=2, num_kv_heads=1, max_position=256)
     monkeypatch.setitem(EXECUTORS._entries, "worded", "tests.support.training:WordyExecutor")
     monkeypatch.setattr("outrider.models.loader.load_model", lambda name, progress: model)
     return model

@@ -18,17 +18,20 @@ from outrider.core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
+    from outrider.heads.head import Head
     from outrider.models.config import ModelConfig
     from outrider.train.config import TrainConfig
     from outrider.train.curves import Curves
     from outrider.train.data import Sample, Samples
     from outrider.train.data_config import DataConfig
+    from outrider.train.identity import Origin
     from outrider.train.modules.base import DrafterModule
     from outrider.train.modules.shape import Shape
 
 STATES = "states"
+BAD_LINES = "bad-lines.txt"
 _SHOWN = 5
-"""Bad lines that are named; the others are counted."""
+"""Bad lines that are named on the terminal; all of them are in BAD_LINES."""
 
 _ROOM = 768
 """Tokens of KV cache for each conversation that is being written."""
@@ -82,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
     from outrider.train.stop import TrainingStoppedError
 
     found = prepare(llm, args.data, data, args.out, seed=config.seed, bar=_bar, held_out=config.held_out)
-    _tell_of_data(found)
-    module = _module(args, llm, shape, found.samples, config)
+    _tell_of_data(found, args.out)
+    head = _given_head(args, llm)
+    module = _module(args, llm, head, shape, found.samples, config)
     try:
-        curves = _train(args, llm, module, found, config, data)
+        curves = _train(args, llm, module, found, config, data, _origin(args, llm, head))
     except TrainingStoppedError as stopped:
         note(str(stopped))
         return 128 + stopped.number
@@ -127,18 +131,30 @@ def _sizes(model: ModelConfig, data: DataConfig) -> EngineConfig:
     )
 
 
+def _given_head(args: argparse.Namespace, llm: LLM) -> Head | None:
+    from outrider.heads.load import load_head
+
+    return None if args.init_from is None else load_head(args.init_from, llm.model.config, model_name(args))
+
+
 def _module(
-    args: argparse.Namespace, llm: LLM, shape: Shape, samples: list[Sample], config: TrainConfig
+    args: argparse.Namespace, llm: LLM, head: Head | None, shape: Shape, samples: list[Sample], config: TrainConfig
 ) -> DrafterModule:
     from outrider.train.modules.build import module_from_head, new_module
     from outrider.train.modules.target import Target
 
     target = Target.load(llm.model)
-    if args.init_from is None:
-        return new_module(args.method, target, shape, samples, seed=config.seed)
-    from outrider.heads.load import load_head
+    if head is not None:
+        return module_from_head(head, target)
+    return new_module(args.method, target, shape, samples, seed=config.seed)
 
-    return module_from_head(load_head(args.init_from, llm.model.config, model_name(args)), target)
+
+def _origin(args: argparse.Namespace, llm: LLM, head: Head | None) -> Origin:
+    from outrider.train.identity import Origin, head_digest, target_digest
+
+    numbers = [args.quantization, None if args.dtype == "auto" else args.dtype]
+    target = " ".join(filter(None, [target_digest(llm.model), llm.executor_name, *numbers]))
+    return Origin(target) if head is None else Origin(target, head_digest(head))
 
 
 def _train(
@@ -148,9 +164,9 @@ def _train(
     found: Samples,
     config: TrainConfig,
     data: DataConfig,
+    origin: Origin,
 ) -> Curves:
     from outrider.train.features import FeatureStore
-    from outrider.train.identity import target_digest
     from outrider.train.loop import train
 
     store = FeatureStore(
@@ -159,7 +175,7 @@ def _train(
         llm.executor,
         args.out / STATES,
         disk_budget=data.disk_bytes,
-        target=f"{target_digest(llm.model)} {llm.executor_name}",
+        target=origin.target,
     )
     size = [len(sample.tokens) for sample in found.samples]
     with _bar("hidden states", sum(size[: store.cacheable]), "token", sum(size[: store.cached])) as step:
@@ -170,32 +186,42 @@ def _train(
         left = sum(size[store.cached :])
         note(f"hidden states of {left} tokens are over the disk budget, and are computed again in every epoch")
     try:
-        return train(store, module, config, args.out, resume=not args.restart, show_progress=sys.stderr.isatty())
+        shown = sys.stderr.isatty()
+        return train(store, module, config, args.out, origin=origin, resume=not args.restart, show_progress=shown)
     finally:
         store.close()
 
 
-def _tell_of_data(found: Samples) -> None:
+def _tell_of_data(found: Samples, folder: Path) -> None:
     from outrider.cli.terminal import note
+    from outrider.models.cache import write_atomically
+    from outrider.train.curves import can_draw
 
+    file = folder / BAD_LINES
+    file.unlink(missing_ok=True)
     if found.bad:
+        write_atomically(file, "".join(f"{bad}\n" for bad in found.bad).encode())
         note(f"{len(found.bad)} {'line' if len(found.bad) == 1 else 'lines'} of the data cannot be used:")
         for bad in found.bad[:_SHOWN]:
             note(f"  {bad}")
-        if len(found.bad) > _SHOWN:
-            note(f"  and {len(found.bad) - _SHOWN} more")
+        left = len(found.bad) - _SHOWN
+        note(f"  and {left} more; all of them are in {file}" if left > 0 else f"  (also in {file})")
     learned = sum(sample.learned for sample in found.samples)
     note(f"{len(found.samples)} texts of {found.tokens} tokens together, {learned} of them to be learned")
+    if not can_draw():
+        note("the curves will not be drawn: that takes matplotlib (pip install 'outrider[plot]')")
 
 
 def _tell_of_result(args: argparse.Namespace, module: DrafterModule, curves: Curves) -> None:
+    from outrider.train.curves import can_draw
+
     last = (curves.held_out or curves.train)[-1]
     hits = ", ".join(f"{value:.1%}" for value in last["accuracy"])
     where = "texts held out" if curves.held_out else "the texts it was trained on"
     print(f"{module.method} drafter for {model_name(args)}: {args.out}")
     print(f"accuracy by draft position, on {where}: {hits}")
     print(f"estimated acceptance length of a chain: {last['acceptance_length']:.2f}")
-    print(f"loss by update: {args.out / 'curves.json'}")
+    print(f"loss by update: {args.out / ('curves.png' if can_draw() else 'curves.json')}")
 
 
 @contextmanager

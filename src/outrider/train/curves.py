@@ -26,7 +26,7 @@ class Curves:
         """curves.json, and curves.png where matplotlib is installed; each appears whole or not at all."""
         with replacing(folder / "curves.json") as part:
             part.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        if importlib.util.find_spec("matplotlib") is not None:
+        if can_draw():
             with replacing(folder / "curves.png") as part:
                 self._draw(part)
 
@@ -56,6 +56,11 @@ class Curves:
         figure.suptitle(self.method)
         figure.tight_layout()
         figure.savefig(part, format="png")
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed, which the extra ``plot`` brings."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def point(update: int, tally: Tally) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class FeatureStore:
         target: str,
     ) -> None:
         """layers: numbered as in `ForwardOutput.hidden`. executor: the target's; in use only during `fill` and `read`.
-        target: what the target is, as `outrider.train.identity.target_digest` says.
+        target: what the target is, as `outrider.train.identity.Origin` says.
 
         Raises ConfigError for a layer that is not there, UsageError for a sample that is too long for the executor.
         """

@@ -21,6 +21,7 @@ from outrider.train.config import TrainConfig
 from outrider.train.curves import Curves, point
 from outrider.train.data import Sample
 from outrider.train.disk import DiskFullError, check_room
+from outrider.train.identity import Origin
 from outrider.train.modules.base import DrafterModule, Tally
 from outrider.train.optimizer import Optimizers
 from outrider.train.order import batches, data_digest, digest, in_order, split
@@ -58,20 +59,22 @@ def train(
     config: TrainConfig,
     out_dir: Path,
     *,
+    origin: Origin,
     resume: bool = True,
     show_progress: bool = True,
 ) -> Curves:
     """Train ``module`` in place, and write the drafter, its curves and checkpoints to ``out_dir``.
 
-    resume: go on from the checkpoint in ``out_dir``, if there is one; False: start anew. Bit for bit the same drafter
-    comes of it as of an unbroken run with as many threads, wherever the run was ended.
+    origin: what ``store`` and ``module`` were made of. resume: go on from the checkpoint in ``out_dir``, if there is
+    one; False: start anew. Bit for bit the same drafter comes of it as of an unbroken run with as many threads,
+    wherever the run was ended.
 
     Raises UsageError if there is nothing to train on, or if the checkpoint is of other data; ConfigError if it is of
-    another configuration or drafter; TrainingStoppedError after SIGTERM or Ctrl-C; DiskFullError if the disk is nearly
-    full. After the last two the checkpoint is as new as it can be.
+    another configuration, drafter or origin; TrainingStoppedError after SIGTERM or Ctrl-C; DiskFullError if the disk
+    is nearly full. After the last two the checkpoint is as new as it can be.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    run = _Run(store, module, config, out_dir)
+    run = _Run(store, module, config, out_dir, origin)
     if resume:
         run.resume()
     with (
@@ -95,8 +98,9 @@ def train(
 
 
 class _Run:
-    def __init__(self, store: Store, module: DrafterModule, config: TrainConfig, out_dir: Path) -> None:
+    def __init__(self, store: Store, module: DrafterModule, config: TrainConfig, out_dir: Path, origin: Origin) -> None:
         self._store, self._module, self._config, self._folder = store, module, config, out_dir
+        self._origin = origin
         chosen, self._held_out = split(store.samples, config.held_out)
         if not chosen:
             raise UsageError("there is no sample to train on: all are held out, or shorter than 3 tokens")
@@ -201,6 +205,7 @@ class _Run:
             self._folder,
             {
                 "config": asdict(self._config),
+                "origin": asdict(self._origin),
                 "drafter": self._drafter(),
                 "data": data_digest(self._store.samples),
                 "module": self._module.state_dict(),
@@ -230,6 +235,11 @@ class _Run:
                 raise ConfigError(f"{name}={value!r}, but the checkpoint has {state['config'].get(name)!r}; {anew}")
         if state["drafter"] != self._drafter():
             raise ConfigError(f"the checkpoint is of another drafter or target; {anew}")
+        origin = state.get("origin", {})
+        if origin.get("target") != self._origin.target:
+            raise ConfigError(f"the checkpoint is of a target with other weights, or run in another way; {anew}")
+        if origin.get("drafter") != self._origin.drafter:
+            raise ConfigError(f"the checkpoint began with another drafter; {anew}")
         if state["data"] != data_digest(self._store.samples):
             raise UsageError(f"the checkpoint is of other samples; {anew}")
 

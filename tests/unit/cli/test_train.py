@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from outrider.cli.main import main
-from outrider.cli.train import STATES
+from outrider.cli.train import BAD_LINES, STATES, _bar
 from outrider.heads.load import load_head
 from outrider.models.loader import Model
-from outrider.train import disk
+from outrider.train import curves, disk
 from outrider.train.prepare import ANSWERS, OWN
 from tests.support.training import use_wordy_model
 
@@ -57,6 +60,13 @@ def train(*words: object, method: str = "eagle3") -> int:
     return main(["train", *options, *map(str, words)])
 
 
+def texts_of(data: Path) -> Path:
+    """The lines of ``data`` that the target need not answer."""
+    path = data.with_name("texts.jsonl")
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
 def drafter(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
@@ -77,6 +87,64 @@ def test_from_data_and_from_nothing_to_a_drafter(
     assert head.draft_ids is not None
     assert len(head.draft_ids) == 64
     assert json.loads((out / "curves.json").read_text())["held_out"]
+
+
+def test_all_bad_lines_are_in_a_file(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = texts_of(data)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(good.read_text() + "{broken\n" * 7)
+    out = tmp_path / "out"
+    assert train("--data", bad, "--out", out, *SMALL) == 0
+    shown = capsys.readouterr().err
+    named = (out / BAD_LINES).read_text().splitlines()
+    assert [line.split(":")[0] for line in named] == [f"bad.jsonl, line {len(TEXTS) + n}" for n in range(1, 8)]
+    listed = "".join(f"  {line}\n" for line in named[:5])
+    assert f"7 lines of the data cannot be used:\n{listed}  and 2 more; all of them are in {out / BAD_LINES}" in shown
+    assert train("--data", good, "--out", out, *SMALL, "--restart") == 0
+    assert not (out / BAD_LINES).exists()
+
+
+def test_without_matplotlib_the_curves_are_numbers_and_that_is_said_once(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), *SMALL, "--out"]
+    assert train(*words, tmp_path / "drawn") == 0
+    shown = capsys.readouterr()
+    assert "matplotlib" not in shown.err
+    assert f"loss by update: {tmp_path / 'drawn' / 'curves.png'}" in shown.out
+    assert (tmp_path / "drawn" / "curves.png").exists()
+    monkeypatch.setattr(curves.importlib.util, "find_spec", lambda name: None)
+    assert train(*words, tmp_path / "out") == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("outrider[plot]") == 1
+    assert f"loss by update: {tmp_path / 'out' / 'curves.json'}" in shown.out
+    assert not (tmp_path / "out" / "curves.png").exists()
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_how_much_there_is_and_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the work took half a minute, so the rest takes one and a half."""
+    seconds = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: seconds)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with _bar("hidden states", 40, "token") as step:
+        seconds += 30
+        step(10)
+        shown = sys.stderr.getvalue().split("\r")[-1]  # type: ignore[attr-defined]
+    assert shown.startswith("hidden states:  25%|")
+    assert "10/40 [00:30<01:30" in shown
+
+
+def test_elsewhere_a_line_at_the_end_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with _bar("answers", 9, "conversation", 4) as step:
+        step(5)
+    assert re.fullmatch(r"answers: 5 conversations in .* s, .* a second\n", capsys.readouterr().err)
 
 
 def test_the_same_command_again_does_nothing_anew(
@@ -125,8 +193,8 @@ def test_an_existing_drafter_is_gone_on_from(
     assert train("--data", data, "--out", first, *SMALL) == 0
     own = [word for word in SMALL if word not in ("--draft-vocab", "64")]
     assert train("--data", data, "--out", second, "--init-from", first, *own) == 0
-    curves = [json.loads((folder / "curves.json").read_text())["held_out"] for folder in (first, second)]
-    assert curves[1][0]["loss"] == pytest.approx(curves[0][-1]["loss"], rel=0.02)
+    learned = [json.loads((folder / "curves.json").read_text())["held_out"] for folder in (first, second)]
+    assert learned[1][0]["loss"] == pytest.approx(learned[0][-1]["loss"], rel=0.02)
     capsys.readouterr()
     assert train("--data", data, "--out", second, "--init-from", first, *SMALL) == 2
     assert "draft_vocab is for a new drafter" in capsys.readouterr().err
@@ -142,6 +210,34 @@ def test_a_checkpoint_of_other_data_is_told_of_and_can_be_left(
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2) == 2
     assert "or start anew" in capsys.readouterr().err
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2, "--restart") == 0
+
+
+def test_a_checkpoint_of_a_target_with_other_weights_is_not_gone_on_from(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), "--out", tmp_path / "out", *SMALL]
+    assert train(*words) == 0
+    assert use_wordy_model(monkeypatch, seed=1).config == model.config
+    assert train(*words) == 2
+    assert "of a target with other weights" in (error := capsys.readouterr().err)
+    assert "or start anew" in error
+    assert train(*words, "--restart") == 0
+
+
+def test_a_checkpoint_that_began_with_another_drafter_is_not_gone_on_from(
+    model: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", texts_of(data), *SMALL[2:], "--out"]
+    for seed in (1, 2):
+        assert train(*words, tmp_path / f"head{seed}", "--draft-vocab", 0, "--seed", seed) == 0
+    assert train(*words, tmp_path / "out", "--init-from", tmp_path / "head1") == 0
+    shutil.copytree(tmp_path / "head1", tmp_path / "copy")
+    assert train(*words, tmp_path / "out", "--init-from", tmp_path / "copy") == 0
+    capsys.readouterr()
+    for other in (["--init-from", tmp_path / "head2"], ["--draft-vocab", 0]):
+        assert train(*words, tmp_path / "out", *other) == 2
+        assert "the checkpoint began with another drafter; " in (error := capsys.readouterr().err)
+        assert "or start anew" in error
 
 
 def test_a_nearly_full_disk_is_said_and_ends_it(
@@ -217,3 +313,46 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(model: Model, data: Path,
     assert train(*words, tmp_path / "out") == 0
     assert train(*words, tmp_path / "whole") == 0
     assert drafter(tmp_path / "out") == drafter(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+import pytest
+from outrider.train import features, journal, optimizer
+from tests.support.training import use_wordy_model
+from tests.unit.cli.test_train import train
+place, name, count = {
+    "answers": (journal.Journal, "keep", 3),
+    "states": (features.Shards, "append", 2),
+    "updates": (optimizer.Optimizers, "step", 4),
+}[sys.argv[1]]
+action = getattr(place, name)
+features.ROWS = 128  # so few tokens that there are several steps
+def counted(*args, **more):
+    global count
+    count -= 1
+    if not count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return action(*args, **more)
+setattr(place, name, counted)
+with pytest.MonkeyPatch.context() as patch:
+    use_wordy_model(patch)
+    train(*sys.argv[2:])
+"""
+
+
+def test_a_kill_in_any_phase_changes_nothing(model: Model, data: Path, tmp_path: Path) -> None:
+    """While the target answers, while hidden states are written, and amid an update."""
+    words = ["--data", str(data), "--answer-tokens", "16", *SMALL, "--epochs", "2", "--checkpoint-minutes", "0"]
+    out = tmp_path / "out"
+    left = {"answers": ANSWERS, "states": f"{STATES}/states-00000.bin", "updates": "checkpoint.pt"}
+    for phase, file in left.items():
+        command = [sys.executable, "-c", KILLED, phase, *words, "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert (out / file).stat().st_size > 0
+        assert not (out / "model.safetensors").exists()
+    assert train(*words, "--out", out) == 0
+    assert train(*words, "--out", tmp_path / "whole") == 0
+    assert (out / ANSWERS).read_bytes() == (tmp_path / "whole" / ANSWERS).read_bytes()
+    assert drafter(out) == drafter(tmp_path / "whole")

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from outrider.core.errors import ConfigError, UsageError
+from outrider.executors import EXECUTORS as EXECUTORS_BY_NAME
 from outrider.executors.base import Executor, Segment
-from outrider.executors.torch.executor import TorchExecutor
+from outrider.executors.native import why_unavailable
 from outrider.train import disk
 from outrider.train.data import Sample
 from outrider.train.disk import DiskFullError
@@ -35,15 +36,22 @@ def some_samples(count: int = 12, seed: int = 0) -> list[Sample]:
     return [Sample(array("i", [generator.randrange(128) for _ in range(n)]), [(2, 5), (6, n)]) for n in lengths]
 
 
-def executor() -> Executor:
-    return TorchExecutor(
-        random_model(), dtype="float32", device="cpu", kv_tokens=512, kv_memory=None, max_context=256,
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())))
+EXECUTORS = pytest.mark.parametrize("name", ["torch", NATIVE])
+
+
+def executor(name: str = "torch") -> Executor:
+    dtype = "float32" if name == "torch" else "auto"
+    return EXECUTORS_BY_NAME.get(name)(
+        random_model(), dtype=dtype, device="cpu", kv_tokens=512, kv_memory=None, max_context=256,
         quantization=None, threads=1,
     )  # fmt: skip
 
 
-def open_store(folder: Path, samples: list[Sample], budget: int = 1 << 30, target: str = "t") -> FeatureStore:
-    return FeatureStore(samples, LAYERS, executor(), folder, disk_budget=budget, target=target)
+def open_store(
+    folder: Path, samples: list[Sample], budget: int = 1 << 30, target: str = "t", name: str = "torch"
+) -> FeatureStore:
+    return FeatureStore(samples, LAYERS, executor(name), folder, disk_budget=budget, target=target)
 
 
 def total(samples: list[Sample]) -> int:
@@ -55,12 +63,13 @@ def same(store: FeatureStore, other: FeatureStore) -> bool:
     return all(torch.equal(a.hidden[layer], b.hidden[layer]) for a, b in pairs for layer in LAYERS)
 
 
-def test_states_are_the_executors_own(tmp_path: Path) -> None:
+@EXECUTORS
+def test_states_are_the_executors_own(name: str, tmp_path: Path) -> None:
     samples = some_samples()
-    store = open_store(tmp_path, samples)
+    store = open_store(tmp_path, samples, name=name)
     store.fill()
     assert store.cached == len(store) == 12
-    run = executor()
+    run = executor(name)
     for index, sample in enumerate(samples):
         seq = run.open()
         hidden = run.forward([Segment.chain(seq, sample.tokens)], LAYERS).hidden
@@ -75,19 +84,20 @@ def test_states_are_the_executors_own(tmp_path: Path) -> None:
         assert found.mask.tolist() == expected
 
 
-def test_the_budget_is_kept_and_the_rest_is_computed_on_demand(tmp_path: Path) -> None:
+@EXECUTORS
+def test_the_budget_is_kept_and_the_rest_is_computed_on_demand(name: str, tmp_path: Path) -> None:
     samples = some_samples()
     budget = WIDTH * sum(len(sample.tokens) for sample in samples[:5]) + WIDTH
-    store = open_store(tmp_path / "part", samples, budget)
+    store = open_store(tmp_path / "part", samples, budget, name=name)
     done: list[int] = []
     store.fill(done.append)
     assert (store.cached, store.cacheable) == (5, 5)
     assert sum(done) == total(samples[:5])
     assert sum(path.stat().st_size for path in (tmp_path / "part").glob("*.bin")) <= budget
-    whole = open_store(tmp_path / "whole", samples)
+    whole = open_store(tmp_path / "whole", samples, name=name)
     whole.fill()
     assert same(store, whole)
-    none = open_store(tmp_path / "none", samples, 0)
+    none = open_store(tmp_path / "none", samples, 0, name=name)
     none.fill()
     assert none.cached == 0
     assert same(none, whole)

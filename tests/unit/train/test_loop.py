@@ -6,8 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,16 @@ import torch
 
 from outrider.core.errors import ConfigError, UsageError
 from outrider.heads.load import load_head
-from outrider.train import disk, loop
+from outrider.train import checkpoint, disk, loop
 from outrider.train.config import TrainConfig
-from outrider.train.loop import train
+from outrider.train.identity import Origin
 from outrider.train.modules import MODULES
 from outrider.train.stop import TrainingStoppedError
-from tests.support.drafting import CONFIG, MemoryStore, small_module, small_target
+from tests.support.drafting import CONFIG, ORIGIN, MemoryStore, small_module, small_target
 from tests.support.heads import assert_same_head
 
 ROOT = Path(__file__).resolve().parents[3]
+train = partial(loop.train, origin=ORIGIN, show_progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def store() -> MemoryStore:
 @pytest.mark.parametrize("method", MODULES.names())
 def test_a_drafter_learns(method: str, store: MemoryStore, tmp_path: Path) -> None:
     module = small_module(method, store)
-    curves = train(store, module, replace(CONFIG, epochs=10), tmp_path, show_progress=False)
+    curves = train(store, module, replace(CONFIG, epochs=10), tmp_path)
     first, last = curves.held_out[0], curves.held_out[-1]
     assert last["loss"] < first["loss"] - 0.1
     assert last["accuracy"][0] > first["accuracy"][0] + 0.03
@@ -53,7 +55,7 @@ def test_bfloat16_learns_about_the_same(store: MemoryStore, tmp_path: Path) -> N
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         module = small_module("eagle3", store, dtype)
-        curves = train(store, module, CONFIG, tmp_path / str(dtype), show_progress=False)
+        curves = train(store, module, CONFIG, tmp_path / str(dtype))
         losses.append(curves.held_out[-1]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
@@ -61,9 +63,23 @@ def test_bfloat16_learns_about_the_same(store: MemoryStore, tmp_path: Path) -> N
 # -- ending and going on ---------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, method: str, *where: str) -> int:
-    command = [sys.executable, "-m", "tests.support.drafting", method, str(folder), *where]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Trains a drafter in a process of its own; the folder, the method, and where it is ended."""
+    command = [sys.executable, "-m", "tests.support.training_runs"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runs:
+        assert runs.stdin is not None
+        assert runs.stdout is not None
+        stdin, stdout = runs.stdin, runs.stdout
+
+        def one(folder: Path, method: str, *end: object) -> int:
+            print(json.dumps([method, str(folder), *end]), file=stdin, flush=True)
+            return int(stdout.readline())
+
+        yield one
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -71,30 +87,51 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("unbroken")
-    assert run(folder, "eagle3") == 0
-    return results(folder)
+def unbroken(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, bytes]]:
+    @cache
+    def unbroken(method: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp(method)
+        assert run(folder, method) == 0
+        return results(folder)
+
+    return unbroken
+
+
+def kept(folder: Path) -> int:
+    """The update that the checkpoint was made after; 0: there is none."""
+    state = checkpoint.read(folder)
+    return 0 if state is None else state["update"]
 
 
 @pytest.mark.parametrize(
-    "ends",
+    ("method", "ends"),
     [
-        [("update", "1", "SIGKILL")],
-        [("update", "9", "SIGKILL"), ("update", "5", "SIGKILL")],
-        [("checkpoint", "7", "SIGKILL")],
-        [("update", "8", "SIGTERM")],
+        ("eagle3", [("look", 5, "SIGKILL", 0)]),
+        ("eagle3", [("update", 1, "SIGKILL", 0)]),
+        ("eagle3", [("update", 7, "SIGKILL", 5), ("update", 6, "SIGKILL", 10)]),
+        ("eagle3", [("checkpoint", 2, "SIGKILL", 5)]),
+        ("eagle3", [("update", 6, "SIGTERM", 6)]),
+        ("eagle3", [("drafter", 1, "SIGKILL", 15)]),
+        ("eagle", [("update", 7, "SIGKILL", 5)]),
+        ("medusa", [("update", 7, "SIGKILL", 5)]),
+        ("mtp", [("update", 7, "SIGKILL", 5)]),
     ],
-    ids=["at-first", "twice", "while-writing", "terminated"],
+    ids=["looking", "at-first", "twice", "while-writing", "terminated", "at-last", "eagle", "medusa", "mtp"],
 )
 def test_a_run_that_is_ended_goes_on_to_the_same_drafter(
-    ends: Sequence[tuple[str, str, str]], unbroken: dict[str, bytes], tmp_path: Path
+    method: str,
+    ends: Sequence[tuple[str, int, str, int]],
+    run: Run,
+    unbroken: Callable[[str], dict[str, bytes]],
+    tmp_path: Path,
 ) -> None:
-    for end in ends:
-        assert run(tmp_path, "eagle3", *end) not in (0, 2)
-        assert not (tmp_path / "model.safetensors").exists()
-    assert run(tmp_path, "eagle3") == 0
-    assert results(tmp_path) == unbroken
+    """Bit for bit; what was learned since the last checkpoint is learned again."""
+    for where, count, name, update in ends:
+        assert run(tmp_path, method, where, count, name) == (1 if name == "SIGTERM" else -signal.Signals[name])
+        assert kept(tmp_path) == update
+        assert (tmp_path / "model.safetensors").exists() == (where == "drafter")
+    assert run(tmp_path, method) == 0
+    assert results(tmp_path) == unbroken(method)
 
 
 def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,16 +153,19 @@ def test_a_signal_ends_the_update_and_keeps_it(
     stop_after(3, monkeypatch)
     config = replace(CONFIG, checkpoint_minutes=60.0)
     with pytest.raises(TrainingStoppedError, match="stopped after 3 of") as stopped:
-        train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(store, small_module("mtp", store), config, tmp_path)
     assert stopped.value.number == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
     for change, text in ((replace(config, learning_rate=1e-3), "learning_rate=0.001"),):
         with pytest.raises(ConfigError, match=text):
-            train(store, small_module("mtp", store), change, tmp_path, show_progress=False)
+            train(store, small_module("mtp", store), change, tmp_path)
     with pytest.raises(ConfigError, match="another drafter"):
-        train(store, small_module("eagle", store), config, tmp_path, show_progress=False)
+        train(store, small_module("eagle", store), config, tmp_path)
     with pytest.raises(UsageError, match="other samples"):
-        train(MemoryStore(store.model, 39), small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(MemoryStore(store.model, 39), small_module("mtp", store), config, tmp_path)
+    for other, text in ((Origin("tuned"), "a target with other weights"), (replace(ORIGIN, drafter="x"), "began with")):
+        with pytest.raises(ConfigError, match=f"{text}.*, or start anew"):
+            train(store, small_module("mtp", store), config, tmp_path, origin=other)
 
 
 def test_a_full_disk_ends_the_run_with_a_checkpoint(
@@ -134,24 +174,24 @@ def test_a_full_disk_ends_the_run_with_a_checkpoint(
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": disk.KEPT_FREE - 1}))
     config = replace(CONFIG, checkpoint_minutes=60.0)
     with pytest.raises(disk.DiskFullError, match="nearly full"):
-        train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
+        train(store, small_module("mtp", store), config, tmp_path)
     monkeypatch.undo()
-    curves = train(store, small_module("mtp", store), config, tmp_path, show_progress=False)
-    whole = train(store, small_module("mtp", store), config, tmp_path / "whole", show_progress=False)
+    curves = train(store, small_module("mtp", store), config, tmp_path)
+    whole = train(store, small_module("mtp", store), config, tmp_path / "whole")
     assert curves == whole
 
 
 def test_a_broken_checkpoint_is_named(store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(UsageError, match=r"checkpoint\.pt is not a checkpoint"):
-        train(store, small_module("mtp", store), CONFIG, tmp_path, show_progress=False)
-    train(store, small_module("mtp", store), CONFIG, tmp_path, resume=False, show_progress=False)
+        train(store, small_module("mtp", store), CONFIG, tmp_path)
+    train(store, small_module("mtp", store), CONFIG, tmp_path, resume=False)
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:
     empty = MemoryStore(small_target(), 0)
     with pytest.raises(UsageError, match="no sample to train on"):
-        train(empty, small_module("mtp", empty), CONFIG, tmp_path, show_progress=False)
+        train(empty, small_module("mtp", empty), CONFIG, tmp_path)
 
 
 @pytest.mark.parametrize(
