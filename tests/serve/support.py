@@ -79,6 +79,12 @@ def unreadable() -> list[int]:
     return [token for token in range(tokenizer().vocab_size) if token not in others]
 
 
+def unlikely(characters: str) -> dict[str, float]:
+    """A ``logit_bias`` against the tokens that consist of these characters alone."""
+    texts = {token: tokenizer().token_bytes(token).decode() for token in readable()}
+    return {str(token): -20.0 for token, text in texts.items() if not text.strip(characters)}
+
+
 @functools.lru_cache(maxsize=4096)  # bounded, or a soak would see it grow
 def _row(key: tuple[int, ...]) -> torch.Tensor:
     row = np.random.default_rng(key).normal(size=tokenizer().vocab_size) * 3

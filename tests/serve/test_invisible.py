@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.core.config import SpeculativeConfig
-from tests.serve.support import Running, lively, open_llm, post, readable, serving, tokenizer
+from tests.serve.support import Running, lively, open_llm, post, readable, serving, unlikely
 from tests.serve.test_tools import SCHEMA, TOOLS, tool_model
 
 METHODS = [
@@ -20,13 +20,6 @@ METHODS = [
 ]
 TEXT = "to be or not to be, to be or"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": TEXT}]}
-
-
-def unlikely(characters: str) -> dict[str, float]:
-    """A bias against the tokens that consist of these characters alone."""
-    texts = {token: tokenizer().token_bytes(token).decode() for token in readable()}
-    return {str(token): -20.0 for token, text in texts.items() if not text.strip(characters)}
-
 
 ENDING: dict[str, Any] = {"temperature": 1, "logit_bias": unlikely(" "), "max_tokens": 64}
 """For JSON: with a target that knows nothing, the space between its parts would have no end."""
