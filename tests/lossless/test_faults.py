@@ -21,6 +21,7 @@ from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, SequenceView
 from outrider.drafters.none import NoDrafter
 from outrider.engine.outputs import RequestOutput
+from outrider.executors.base import CostCurve
 from tests.support.fakes import EOS, VOCAB, ChaosDrafter, FakeExecutor, make_engine, random_logits, run
 
 PROMPT = [5, 9, 11, 4]
@@ -452,6 +453,40 @@ def test_15_a_failure_costs_one_round_and_is_told(method: str, caplog: pytest.Lo
     assert sum(o.statistics.accepted for o in outputs) > 0, "speculation must be back after the failure"
     if method == "propose":
         assert all(o.statistics.failures > 0 for o in outputs)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_15_speculation_is_back_in_the_round_after_the_poisoned_one(
+    adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner at work as well, with prices that do not depend on the clock."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    right, calls, poisoned = oracle(params, depth=4), 0, 4
+
+    def tree(view: SequenceView) -> DraftTree:
+        nonlocal calls
+        calls += 1
+        if calls == poisoned:
+            raise RuntimeError("poisoned")
+        return right.propose([view], Budget(4, 4))[0]
+
+    config = SpeculativeConfig(num_speculative_tokens=4, adaptive=adaptive)
+    engine = make_engine(Scripted(tree), config=config, price=CostCurve((1, 64), (1.0, 1.1)))
+    for name in ("observe_forward", "observe_beside"):
+        monkeypatch.setattr(engine._planner, name, lambda *_, **__: None)
+    request = engine.add(PROMPT, params)
+    drafted, failures = [], []
+    while not request.finished:
+        before = request.statistics.drafted, request.statistics.failures
+        engine.step()
+        drafted.append(request.statistics.drafted - before[0])
+        failures.append(request.statistics.failures - before[1])
+    same(request.result(), plain(params))
+    assert sum(failures) == 1
+    at = failures.index(1)
+    assert drafted[at] == 0
+    assert drafted[at - 1] > 0
+    assert drafted[at + 1] > 0
 
 
 def test_16_logprobs_are_the_targets() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from outrider.engine.request import Request
 from outrider.executors.base import CostCurve, Segment
 from outrider.models.loader import Model
 from tests.support.fakes import EOS, VOCAB, ChaosDrafter, FakeExecutor, fake_model, make_engine, run
+from tests.support.grammars import CHOICE, MODEL, NESTED, REGEX
 
 PAGE = 4
 MACHINE = CostCurve((1, 8, 64), (1.0, 1.2, 3.0))
@@ -46,6 +48,32 @@ class Asked:
         return engine.add(self.prompt, self.params, self.tenant, self.priority, self.speculation)
 
 
+def parameters(number: int, choose: random.Random) -> SamplingParams:
+    """Every parameter now and then; one request in three is held to a structure."""
+    structure = choose.choice([REGEX, NESTED, CHOICE]) if number % 3 == 0 else None
+    own: dict[str, Any] = {"structured_outputs": structure}
+    if structure is None:
+        own["min_tokens"] = choose.choice([0, 1, 8])
+        own["ignore_eos"] = choose.random() < 0.3
+        own["banned_token_ids"] = choose.choice([(), (9, 10, 11)])
+    return SamplingParams(
+        max_tokens=choose.randint(8, 34),
+        seed=number,
+        temperature=choose.choice([0.0, 0.7, 1.2]),
+        top_k=choose.choice([0, 5]),
+        top_p=choose.choice([1.0, 0.9]),
+        min_p=choose.choice([0.0, 0.05]),
+        repetition_penalty=choose.choice([1.0, 1.3]),
+        frequency_penalty=choose.choice([0.0, 0.4]),
+        presence_penalty=choose.choice([0.0, 0.6]),
+        logit_bias=choose.choice([{}, {7: 1.5, 8: -3.0}]),
+        stop=choose.choice([(), ("ab", "k")]),
+        stop_token_ids=choose.choice([(), (20,)]),
+        logprobs=choose.choice([None, 2]),
+        **own,
+    )
+
+
 @cache
 def workload() -> tuple[Asked, ...]:
     """64 requests: parameters, methods, tenants and priorities of every kind; prompts that share their beginnings."""
@@ -54,17 +82,7 @@ def workload() -> tuple[Asked, ...]:
     asked = []
     for number in range(64):
         tail = tuple(choose.randrange(3, VOCAB) for _ in range(choose.randint(1, 12)))
-        params = SamplingParams(
-            max_tokens=choose.randint(1, 30),
-            seed=number,
-            temperature=choose.choice([0.0, 0.7, 1.2]),
-            top_k=choose.choice([0, 5]),
-            top_p=choose.choice([1.0, 0.9]),
-            repetition_penalty=choose.choice([1.0, 1.3]),
-            frequency_penalty=choose.choice([0.0, 0.4]),
-            min_tokens=choose.choice([0, 1]),
-            logprobs=choose.choice([None, 2]),
-        )
+        params = parameters(number, choose)
         method = choose.choice(METHODS)
         nodes = choose.choice([None, 1, 5, 12]) if method != "none" else None
         speculation = SpeculativeOverride(method, nodes) if method or nodes else None
@@ -78,8 +96,9 @@ def workload() -> tuple[Asked, ...]:
 def plain() -> tuple[RequestOutput, ...]:
     """Each request alone, in an engine of its own that neither drafts nor caches."""
     answers = []
+    uncached = EngineConfig(enable_prefix_caching=False)
     for asked in workload():
-        engine = make_engine(NoDrafter(None), engine_config=EngineConfig(enable_prefix_caching=False))  # type: ignore[arg-type]
+        engine = make_engine(NoDrafter(None), engine_config=uncached, model=MODEL)  # type: ignore[arg-type]
         request = engine.add(asked.prompt, asked.params)
         run(engine, [request])
         answers.append(request.result())
@@ -99,6 +118,7 @@ def engine_of(
         config=SpeculativeConfig(num_speculative_tokens=8, acceptance=acceptance),
         executor=executor,
         engine_config=EngineConfig(enable_prefix_caching=caching, **{"max_batch_size": 64, **sizes}),
+        model=MODEL,
         price=price,
     )
 
@@ -134,6 +154,14 @@ def finish(engine: Engine, executor: FakeExecutor, requests: Sequence[Request], 
     raise AssertionError("requests did not end")
 
 
+def test_the_workload_has_every_way_to_end() -> None:
+    reasons = {(output.finish_reason, type(output.stop_reason)) for output in plain()}
+    assert reasons == {("length", type(None)), ("stop", type(None)), ("stop", str), ("stop", int)}
+    for asked, output in zip(workload(), plain(), strict=True):
+        if asked.params.structured_outputs == CHOICE and output.finish_reason == "stop" and output.stop_reason is None:
+            assert output.text in CHOICE.choice  # type: ignore[operator]
+
+
 def same(requests: Sequence[Request], expected: Sequence[RequestOutput]) -> None:
     for request, alone in zip(requests, expected, strict=True):
         output = request.result()
@@ -151,6 +179,11 @@ def test_all_at_once_is_one_by_one(caching: bool, kv_tokens: int) -> None:
     same(requests, plain())
     stats = engine.stats
     assert (stats.preemptions > 0) == (kv_tokens == 88)
+    if stats.preemptions:
+        moved = [request for request in requests if request.result().preemptions]
+        assert any(request.sampling.params.structured_outputs for request in moved), (
+            "a grammar has to be taken up again"
+        )
     assert stats.num_accepted_tokens > 0
     assert executor.open_sequences == 0
     if caching and kv_tokens == 8192:

@@ -20,6 +20,8 @@ from openai import OpenAI
 
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.drafters import DRAFTERS
+from outrider.drafters.base import DrafterContext
+from outrider.drafters.eagle import EagleDrafter
 from outrider.engine.llm import LLM
 from outrider.executors import EXECUTORS
 from outrider.executors.base import ForwardOutput, Segment
@@ -29,6 +31,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.models.weights import TensorWeights
 from outrider.serve.config import ServerConfig
 from outrider.serve.server import Server
+from tests.support.fake_heads import FakeHeadExecutor, encoded, fake_head
 from tests.support.fakes import FakeExecutor, fake_config
 from tests.support.tokenizers import trained
 
@@ -52,7 +55,7 @@ def tokenizer() -> Tokenizer:
 def model() -> Model:
     own = tokenizer()
     config = fake_config(vocab_size=own.vocab_size, max_position=CONTEXT, eos_token_ids=own.end_ids)
-    return Model("tiny", config, TensorWeights({}), own)
+    return Model("tiny", config, TensorWeights({"model.norm.weight": torch.full((8,), 0.7)}), own)
 
 
 @functools.cache
@@ -69,10 +72,23 @@ def readable() -> list[int]:
     return [token for token in range(own.vocab_size) if token not in own.special_ids and is_text(token)]
 
 
+@functools.cache
+def unreadable() -> list[int]:
+    """Tokens that are not `readable` and end nothing either."""
+    others = {*readable(), *tokenizer().end_ids}
+    return [token for token in range(tokenizer().vocab_size) if token not in others]
+
+
+def unlikely(characters: str) -> dict[str, float]:
+    """A ``logit_bias`` against the tokens that consist of these characters alone."""
+    texts = {token: tokenizer().token_bytes(token).decode() for token in readable()}
+    return {str(token): -20.0 for token, text in texts.items() if not text.strip(characters)}
+
+
 @functools.lru_cache(maxsize=4096)  # bounded, or a soak would see it grow
 def _row(key: tuple[int, ...]) -> torch.Tensor:
     row = np.random.default_rng(key).normal(size=tokenizer().vocab_size) * 3
-    row[[token for token in range(len(row)) if token not in {*readable(), *tokenizer().end_ids}]] -= 30
+    row[unreadable()] -= 30
     return torch.tensor(row, dtype=torch.float32)
 
 
@@ -98,10 +114,15 @@ def circling(history: Sequence[int]) -> torch.Tensor:
 
 
 class Target(FakeExecutor):
-    """The fake executor with a pace, and with faults on demand."""
+    """The fake executor with a pace, and with faults on demand. Its last hidden state tells the last two tokens."""
 
     def __init__(self, logits: Logits, *, kv_tokens: int, max_context: int) -> None:
-        super().__init__(logits, kv_tokens=kv_tokens, max_context=max_context)
+        super().__init__(
+            logits,
+            kv_tokens=kv_tokens,
+            max_context=max_context,
+            hidden=lambda _, history: encoded(history, tokenizer().vocab_size),
+        )
         self.pause = 0.0
         self.faults = 0
 
@@ -113,6 +134,17 @@ class Target(FakeExecutor):
             self.faults -= 1
             raise RuntimeError("a secret from the inside of the executor")
         return super().forward(segments, hidden_layers, features)
+
+    def open_head(self, model: Model, *, kv_tokens: int, max_context: int) -> FakeHeadExecutor:
+        return FakeHeadExecutor(model.config, self._logits, kv_tokens=kv_tokens, max_context=max_context)
+
+
+class Eagle(EagleDrafter):
+    """EAGLE with a head that is right as often as its features are those of the text."""
+
+    def __init__(self, context: DrafterContext) -> None:
+        target = context.target.config
+        super().__init__(context, fake_head("eagle", target.max_position, target.vocab_size))
 
 
 _LOGITS: dict[str, Logits] = {}
@@ -128,16 +160,19 @@ def open_llm(
     config: SpeculativeConfig | str = "ngram",
     *,
     drafters: dict[str, str] | None = None,
+    of: Model | None = None,
     **sizes: Any,
 ) -> LLM:
-    """An LLM over the fake target. drafters: names that stand for "module:attribute" while it is built."""
+    """An LLM over the fake target. drafters: names that stand for "module:attribute" while it is built. of: another
+    model than `model`.
+    """
     engine_config = EngineConfig(**{"max_context": CONTEXT, "kv_tokens": 16 * CONTEXT, "prefill_chunk": 64, **sizes})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_LOGITS, "now", logits)
         patch.setitem(EXECUTORS._entries, "fake", "tests.serve.support:open_target")
         for name, target in (drafters or {}).items():
             patch.setitem(DRAFTERS._entries, name, target)
-        return LLM(model(), config, executor="fake", engine_config=engine_config)
+        return LLM(of or model(), config, executor="fake", engine_config=engine_config)
 
 
 class Running:

@@ -110,6 +110,14 @@ def test_the_image_starts_the_server() -> None:
     assert vars(args)["server.port"] == int(found["EXPOSE"])
 
 
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint")
+def test_hadolint_takes_the_dockerfile() -> None:
+    """Packages of the distribution are not pinned: its mirrors keep the newest version alone (DL3008)."""
+    words = ["hadolint", "--ignore", "DL3008", str(DEPLOY / "Dockerfile")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 # -- systemd -----------------------------------------------------------------------------------------------------------
 
 

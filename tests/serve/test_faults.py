@@ -18,6 +18,7 @@ from outrider import SamplingParams
 from outrider.core.config import SpeculativeConfig
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView
+from outrider.executors.base import ForwardOutput, Segment
 from outrider.serve.config import ServerConfig
 from tests.serve.support import Running, begin, circling, endless, get, lively, open_llm, post, serving
 
@@ -175,16 +176,32 @@ def test_fifty_of_a_hundred_clients_are_killed(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_leaves_frees_its_place_within_one_round(stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_place_within_one_round(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(open_llm(endless, max_batch_size=1)) as running:
+        passes: list[list[int]] = []
+        forward = running.target.forward
+
+        def recorded(segments: Sequence[Segment], *given: Any) -> ForwardOutput:
+            passes.append([segment.seq for segment in segments])
+            return forward(segments, *given)
+
+        monkeypatch.setattr(running.target, "forward", recorded)
         running.target.pause = 0.1
-        connection = begin(running, {**BODY, "max_tokens": 400, "stream": stream})
-        while running.target.open_sequences == 0:
+        leaving = begin(running, {**BODY, "max_tokens": 200, "stream": stream})
+        while not passes:
             time.sleep(0.005)
-        before = running.target.forwards
-        connection.close()
+        waiting = begin(running, {**BODY, "max_tokens": 2})
+        while running.service.engine.in_flight < 2:
+            time.sleep(0.005)
+        leaves, before = passes[0], len(passes)
+        leaving.close()
+        assert waiting.getresponse().status == 200
+        waiting.close()
         assert running.settled()
-        assert running.target.forwards - before <= 5, "it must not run to its end"
+        # The round that was under way, and one more if it ended just as the client left.
+        late = [seqs for seqs in passes[before:] if seqs == leaves]
+        assert len(late) <= 2, "it must not run to its end"
+        assert passes[before + len(late)] != leaves, "the one that waited has its place"
 
 
 def test_an_idle_server_does_nothing() -> None:
@@ -209,3 +226,20 @@ def test_a_round_that_never_ends_does_not_keep_the_server(monkeypatch: pytest.Mo
     assert running.stop() != 0
     connection.close()
     never.set()
+
+
+def test_what_nobody_foresaw_is_a_500_that_tells_nothing(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last handler of all: an error that is none of ours, outside the engine."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a secret of the server")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service.adapter, "encode_chat", fails)
+        for path, asked in (("/v1/chat/completions", body), ("/tokenize", {"messages": body["messages"]})):
+            status, _, answer = post(server, path, asked)
+            assert status == 500
+            assert answer["error"]["type"] == "server_error"
+            assert "secret" not in json.dumps(answer)
+    assert post(server, "/v1/chat/completions", body)[0] == 200

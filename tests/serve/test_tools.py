@@ -17,7 +17,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.loader import Model
 from outrider.models.tokenizer import Tokenizer
 from tests.serve import support
-from tests.serve.support import Running, endless, open_llm, serving
+from tests.serve.support import Running, endless, open_llm, serving, unlikely
 from tests.serve.support import model as plain_model
 from tests.support.tokenizers import trained
 
@@ -185,7 +185,6 @@ def test_results_of_tools_can_be_sent_back(answering: Any) -> None:
     assert ask(client, messages=history, tools=TOOLS).usage.prompt_tokens > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("options", "check"),
     [
@@ -200,15 +199,24 @@ def test_results_of_tools_can_be_sent_back(answering: Any) -> None:
         ({"extra_body": {"grammar": 'root ::= ("ab" | "cd")+ "!"'}}, lambda text: re.fullmatch("(ab|cd)+!", text)),
     ],
 )
-def test_structured_answers_are_valid_or_cut_by_the_limit(
-    client: OpenAI, options: dict[str, Any], check: Any, seed: int
-) -> None:
-    answer = ask(client, **options, seed=seed, temperature=1.0, n=2)
-    for choice in answer.choices:
-        assert choice.finish_reason == "length" or check(choice.message.content), choice.message.content
-    streamed = ask(client, **options, seed=seed, temperature=1.0, stream=True)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
-    assert text == answer.choices[0].message.content
+def test_structured_answers_are_valid_or_cut_by_the_limit(client: OpenAI, options: dict[str, Any], check: Any) -> None:
+    """And the same without speculation, whole and as a stream."""
+    own = options.get("extra_body", {})
+    ended = drafted = 0
+    for seed in range(4):
+        asked = {**options, "extra_body": own, "seed": seed, "temperature": 1.0, "logit_bias": unlikely(" ")}
+        answer = ask(client, **asked, n=2, max_tokens=120)
+        plain = ask(client, **{**asked, "extra_body": {**own, "speculative": {"method": "none"}}}, n=2, max_tokens=120)
+        assert answer.choices == plain.choices
+        drafted += answer.usage.speculative["drafted"]
+        for choice in answer.choices:
+            ended += choice.finish_reason == "stop"
+            assert choice.finish_reason == "length" or check(choice.message.content), choice.message.content
+        streamed = ask(client, **asked, stream=True, max_tokens=120)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+        assert text == answer.choices[0].message.content
+    assert ended, "one that is never whole is never checked"
+    assert drafted, "nothing was drafted: the comparison says nothing"
 
 
 @pytest.mark.parametrize(

@@ -28,23 +28,23 @@ EAGLE3_LAYERS = (1, 2, 4)
 DRAFT_IDS = torch.tensor([token for token in range(VOCAB) if token % 7 != 5])
 
 
-def encoded(history: Sequence[int]) -> torch.Tensor:
+def encoded(history: Sequence[int], vocab_size: int = VOCAB) -> torch.Tensor:
     """[8]: an angle for each of the last two tokens, and something of no meaning."""
     values = torch.full((8,), 0.5)
     for place, token in enumerate(reversed(history[-2:])):
-        angle = 2 * math.pi * token / VOCAB
+        angle = 2 * math.pi * token / vocab_size
         values[2 * place : 2 * place + 2] = torch.tensor([math.cos(angle), math.sin(angle)])
     values[2 * len(history[-2:]) : 4] = 0
     return values
 
 
-def decoded(feature: torch.Tensor) -> list[int]:
+def decoded(feature: torch.Tensor, vocab_size: int = VOCAB) -> list[int]:
     """The tokens, in the order of the text."""
     tokens: list[int] = []
     for place in (1, 0):
         x, y = feature[2 * place : 2 * place + 2].tolist()
         if abs(x) + abs(y) > 1e-6:
-            tokens.append(round(math.atan2(y, x) / (2 * math.pi) * VOCAB) % VOCAB)
+            tokens.append(round(math.atan2(y, x) / (2 * math.pi) * vocab_size) % vocab_size)
     return tokens
 
 
@@ -91,10 +91,10 @@ class FakeHeadExecutor(FakeExecutor):
         return self._logits(self._seen(seq, row))
 
     def row_hidden(self, layer: int, seq: int, row: int) -> torch.Tensor:
-        return encoded(self._seen(seq, row)).clone()
+        return encoded(self._seen(seq, row), self.config.vocab_size).clone()
 
     def _seen(self, seq: int, row: int) -> list[int]:
-        return [*decoded(self._features[seq][row]), self._pending[seq][row][0]]
+        return [*decoded(self._features[seq][row], self.config.vocab_size), self._pending[seq][row][0]]
 
 
 class OpenFakeHeads(OpenFake):
@@ -142,12 +142,13 @@ def drafted_logits(history: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def fake_head(method: str, max_position: int = 512) -> Head:
+def fake_head(method: str, max_position: int = 512, vocab_size: int = VOCAB) -> Head:
     """A head for `fake_model`. But for Medusa's, its matrices are never looked at, except the one that joins layers."""
     if method == "medusa":
         return counting_head()
     shape = {"num_layers": 1, "tie_embeddings": False, "first_norm": False, "max_position": max_position}
-    sizes = {"method": method, "hidden_size": 8, "num_layers": LAYERS, "vocab_size": VOCAB}
+    shape["vocab_size"] = vocab_size
+    sizes = {"method": method, "hidden_size": 8, "num_layers": LAYERS, "vocab_size": vocab_size}
     if method == "eagle3":
         config = fake_config(**shape, fusion=Fusion("attend"), logits_size=len(DRAFT_IDS))
         join = torch.zeros(8, 24)
