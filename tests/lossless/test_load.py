@@ -294,35 +294,7 @@ def test_pages_held_by_others_are_an_error_and_not_a_wait() -> None:
     assert last.result().finish_reason == "length"
 
 
-# -- tenants -----------------------------------------------------------------------------------------------------------
-
-
-def measured(engine: Engine, executor: FakeExecutor, asked: Sequence[Asked], tenant: str) -> list[tuple[int, ...]]:
-    """What a tenant can see of its requests: rows and rounds that they took, and what was drafted and accepted."""
-    seen = []
-    for each in asked:
-        before = executor.forwards, executor.rows
-        request = engine.add(each.prompt, each.params, tenant, speculation=each.speculation)
-        finish(engine, executor, [request])
-        s = request.statistics
-        seen.append((executor.forwards - before[0], executor.rows - before[1], s.drafted, s.accepted, s.rounds))
-    return seen
-
-
-@pytest.mark.parametrize("method", ["suffix", "recycle", "suffix+recycle", "ngram"])
-def test_a_tenant_sees_nothing_of_another(method: str) -> None:
-    """The same requests cost B the same passes, rows and drafts whether or not A has sent the same texts before."""
-    asked = [
-        Asked(each.prompt, each.params, "b", 0, SpeculativeOverride(method, 6))
-        for each in workload()[:16]
-        if len(each.prompt) > PAGE
-    ]
-    alone, after = (FakeExecutor(page_size=PAGE) for _ in range(2))
-    # Without a price list: what the clock says of this machine is no secret of a tenant's, and is never the same twice.
-    quiet, busy = (engine_of(executor, caching=True, price=None) for executor in (alone, after))
-    first = measured(busy, after, asked, "a")
-    assert measured(busy, after, asked, "b") == measured(quiet, alone, asked, "b")
-    assert measured(busy, after, asked, "a") != first, "what A has said itself does help A, or the test says nothing"
+# -- answers that go on ------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_found_by_the_request_that_goes_on_from_it() -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outrider.core.errors import DraftError
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import ROOT, DraftTree, merge
 from outrider.drafters.base import Budget, Drafter, Observation, SequenceView, Wants
 from outrider.drafters.calibration import Calibrator, path_products
 from outrider.drafters.costly import CostlyMember
-from outrider.drafters.tenants import TenantStore
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.calibration import follow, path_products
 from outrider.drafters.pace import paces_of
-from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Budget, Drafter, Observation, SequenceView

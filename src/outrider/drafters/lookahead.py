@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import ROOT, DraftTree, merge
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
 from outrider.drafters.cascade import cut
 from outrider.drafters.growth import Limits, grow
 from outrider.drafters.lookahead_pool import NgramPool, Origin
 from outrider.drafters.lookahead_window import Window
-from outrider.drafters.tenants import TenantStore
 
 _TEXT_NGRAM = 8
 """Tokens of the n-grams that are taken from the text, where longer ones cost nothing."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.noise import Stream
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
 from outrider.drafters.failures import Failures
@@ -24,7 +25,6 @@ from outrider.drafters.guesses import CANDIDATES, Guesses
 from outrider.drafters.head_accuracy import HeadAccuracy
 from outrider.drafters.head_children import Ids, Scores, children_of
 from outrider.drafters.medusa_heads import MedusaHeads
-from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
     from outrider.heads.head import Head

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from outrider.core.tenants import TenantStore
 from outrider.drafters.calibration import follow
 from outrider.drafters.cost import Recent
-from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
     from outrider.core.tree import DraftTree

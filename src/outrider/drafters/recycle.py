@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, SequenceView, Wants
 from outrider.drafters.growth import Limits, grow
-from outrider.drafters.tenants import TenantStore
 
 CANDIDATES = 8
 RELIABILITY = 0.5

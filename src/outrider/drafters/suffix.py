@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
 from outrider.drafters.growth import Limits, grow
 from outrider.drafters.suffix_trie import Cursor, SuffixTrie
-from outrider.drafters.tenants import TenantStore
 
 MAX_CACHED_TOKENS = 1 << 16
 """Tokens of earlier requests kept per tenant: about 20 MB."""

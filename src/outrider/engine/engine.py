@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import ContextLengthError, NonFiniteLogitsError
+from outrider.core.tenants import DEFAULT_TENANT
 from outrider.core.tree import EMPTY, DraftTree
 from outrider.engine.request import Request
 from outrider.engine.scheduler import Scheduler
@@ -71,7 +72,7 @@ class Engine:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        tenant: str = "default",
+        tenant: str = DEFAULT_TENANT,
         priority: int = 0,
         speculation: SpeculativeOverride | None = None,
     ) -> Request:
@@ -110,7 +111,7 @@ class Engine:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        tenant: str = "default",
+        tenant: str = DEFAULT_TENANT,
         priority: int = 0,
         speculation: SpeculativeOverride | None = None,
     ) -> Request:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.core.config import EngineConfig, SpeculativeConfig, as_speculative_config
 from outrider.core.errors import ConfigError, UsageError
 from outrider.core.sampling import SamplingParams
+from outrider.core.tenants import DEFAULT_TENANT
 from outrider.engine.interrupt import deferred_interrupt
 from outrider.engine.names import check_names
 from outrider.engine.runtime import Runtime
@@ -144,12 +145,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        tenant: str = "default",
+        tenant: str = DEFAULT_TENANT,
     ) -> list[RequestOutput]:
         """Answer one prompt or many, as one batch; answers come in the order of the prompts.
 
         prompts: text, or token ids; one or a list. params: for all of them, or one each.
-        tenant: drafters and prefix cache remember what a tenant's requests said, for that tenant alone.
+        tenant: drafters and prefix cache remember what a tenant's requests said, for that tenant alone. What they can
+        keep is shared out among owners: what stands before the first "/" of a tenant's name.
         Ctrl-C ends every request with what it has committed, finish reason "aborted". A request for which the model
         gives no usable logits ends with the finish reason "error"; the others go on. If the executor fails, the
         requests that were running end so.
@@ -163,7 +165,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        tenant: str = "default",
+        tenant: str = DEFAULT_TENANT,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, each a list of ``{"role": …, "content": …}``, through the chat template."""
         one = not messages or isinstance(messages[0], Mapping)
@@ -174,7 +176,7 @@ class LLM:
     # -- pieces as they come -------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = "default"
+        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = DEFAULT_TENANT
     ) -> Generator[Delta]:
         """Answer one prompt piece by piece, a piece a round; the last one carries the whole answer.
 
@@ -183,7 +185,7 @@ class LLM:
         return self._pieces(self._engine.new_request(self._encode(prompt), params or SamplingParams(), tenant))
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "default"
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = DEFAULT_TENANT
     ) -> Generator[Delta]:
         """`stream` for a conversation."""
         prompt = self.tokenizer.encode_chat(messages)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.calibration import Calibrator
-from outrider.drafters.tenants import TenantStore
 
 if TYPE_CHECKING:
     from outrider.engine.price import ForwardPrice

@@ -2,7 +2,8 @@
 
 A page is named by a digest of its tokens and of the page before it; the first of a chain is salted by the tenant, so
 that nobody can tell from the clock what another tenant has sent. The executor counts references; which text a page
-stands for, and which page has to go when memory runs short, is decided here.
+stands for, and which page has to go when memory runs short, is decided here: one of the owner that keeps most of them,
+so that nobody can push out another's pages by sending more prompts. What running requests hold is not shared out.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
+
+from outrider.core.tenants import FairOrder, owner_of
 
 if TYPE_CHECKING:
     from outrider.engine.request import Request
@@ -39,8 +41,8 @@ class PrefixCache:
         self._executor = executor
         self._enabled = enabled
         self._pages: dict[bytes, _Page] = {}
-        # Pages without a user, by digest, the one to give up first at the front.
-        self._idle: dict[bytes, None] = {}
+        # Pages without a user.
+        self._idle: FairOrder[bytes] = FairOrder()
         self._held: dict[int, list[bytes]] = {}
 
     @property
@@ -76,7 +78,7 @@ class PrefixCache:
         request.seq = self._executor.open([self._pages[key].number for key in hits])
         for key in hits:
             self._pages[key].users += 1
-            self._idle.pop(key, None)
+            self._idle.discard(key)
         self._held[request.seq] = hits
         request.entered_pages = len(hits)
         return len(hits) * self._executor.page_size
@@ -109,16 +111,19 @@ class PrefixCache:
             page = self._pages[key]
             page.users -= 1
             if not page.users:
-                self._idle[key] = None
+                self._idle.put(key, owner_of(request.view.tenant))
         self._executor.close(request.seq)
         request.seq = None
         request.entered_pages = 0
 
     def make_room(self, pages: int) -> None:
-        """Give up idle pages, least recently used first, until that many are free or none is left to give up."""
+        """Give up idle pages until that many are free or none is left to give up: by `FairOrder`, so that first goes
+        what the owner of most of them used least recently.
+        """
         missing = pages - self._executor.free_tokens // self._executor.page_size
-        for key in list(islice(self._idle, max(missing, 0))):
-            del self._idle[key]
+        for _ in range(min(missing, len(self._idle))):
+            key = self._idle.first()
+            self._idle.discard(key)
             self._executor.release([self._pages.pop(key).number])
 
     def clear(self) -> None:
@@ -132,7 +137,9 @@ class PrefixCache:
             for key in held:
                 users[key] += 1
         assert users == {key: page.users for key, page in self._pages.items()}, "users are counted wrongly"
-        assert set(self._idle) == {key for key, count in users.items() if not count}, "idle pages are listed wrongly"
+        idle = {key for key, count in users.items() if not count}
+        assert len(self._idle) == len(idle), "idle pages are listed wrongly"
+        assert all(key in self._idle for key in idle), "an idle page is not listed"
         numbers = [page.number for page in self._pages.values()]
         assert len(set(numbers)) == len(numbers), "a page stands for two texts"
         self._executor.check_integrity()

@@ -51,7 +51,7 @@ class Request:
         self.priority = priority
         self.speculation = speculation
         self.lossy = lossy
-        mask = mask_for(model, params)
+        mask = mask_for(model, params, tenant)
         self.sampling = SamplingState(params, vocab_size, prompt, model.config.eos_token_ids, mask)
         self.max_tokens = min(params.max_tokens or max_context, max_context - len(prompt))
         if params.min_tokens > self.max_tokens:

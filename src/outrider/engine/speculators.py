@@ -16,9 +16,9 @@ from outrider.engine.request import trim
 
 if TYPE_CHECKING:
     from outrider.core.config import SpeculativeConfig, SpeculativeOverride
+    from outrider.core.tenants import TenantStore
     from outrider.drafters.base import Drafter, Observation
     from outrider.drafters.pace import Pace
-    from outrider.drafters.tenants import TenantStore
     from outrider.engine.price import ForwardPrice
     from outrider.engine.request import Request
 

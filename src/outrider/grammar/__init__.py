@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.core.tenants import DEFAULT_TENANT
+
 if TYPE_CHECKING:
     from outrider.core.mask import TokenMask
     from outrider.core.sampling import SamplingParams
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["mask_for", "prepare"]
 
 
-def mask_for(model: Model, params: SamplingParams) -> TokenMask | None:
+def mask_for(model: Model, params: SamplingParams, tenant: str = DEFAULT_TENANT) -> TokenMask | None:
     """The mask that keeps one request of ``model`` to ``params.structured_outputs``; None if it asks for nothing.
+
+    tenant: whose request it is; what was compiled for others is not used.
 
     Raises SamplingParamsError for a constraint that cannot be used, ConfigError where xgrammar is not installed.
     """
@@ -26,16 +30,16 @@ def mask_for(model: Model, params: SamplingParams) -> TokenMask | None:
     from outrider.grammar.matcher import GrammarMask
 
     compiler = compiler_for(model)
-    compiled = compiler.compile(params.structured_outputs)
+    compiled = compiler.compile(params.structured_outputs, tenant)
     return GrammarMask(compiled, compiler.vocabulary, params.stop_token_ids)
 
 
-def prepare(model: Model, params: SamplingParams) -> None:
-    """Compile what ``params`` asks for, so that `mask_for` finds it in the cache. May be called from any thread.
+def prepare(model: Model, params: SamplingParams, tenant: str = DEFAULT_TENANT) -> None:
+    """Compile what ``params`` asks for, so that `mask_for` finds it for the same tenant. May be called from any thread.
 
     A large schema takes time: a server calls this before it hands the request to the engine. Raises as `mask_for` does.
     """
     if params.structured_outputs is not None:
         from outrider.grammar.compiler import compiler_for
 
-        compiler_for(model).compile(params.structured_outputs)
+        compiler_for(model).compile(params.structured_outputs, tenant)

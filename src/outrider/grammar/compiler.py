@@ -1,15 +1,19 @@
-"""From a specification to a compiled grammar: once for each vocabulary and specification, then from a bounded cache."""
+"""From a specification to a compiled grammar: once for each vocabulary, tenant and specification, then from a bounded
+cache.
+
+Tenants share nothing here either: how long a compilation takes would tell one what another has asked for.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from outrider.core.errors import SamplingParamsError
+from outrider.core.tenants import DEFAULT_TENANT, FairOrder, owner_of
 from outrider.grammar import source
 from outrider.grammar.vocabulary import Vocabulary, xgrammar
 
@@ -20,11 +24,15 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 256
 MOST_BYTES = 256 << 20
-"""Bounds of one vocabulary's cache."""
+"""Bounds of one vocabulary's cache, of all tenants together; the grammar compiled last may go beyond."""
 
 _WHERE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (Check failed: .*? is false: )?")
 """How xgrammar's messages begin: time, source line, failed condition."""
 _LONGEST_REASON = 300
+
+
+_Key: TypeAlias = "tuple[str, StructuredOutputs]"
+"""Tenant and specification."""
 
 
 class Compiler:
@@ -33,45 +41,46 @@ class Compiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._compiler = xgrammar().GrammarCompiler(vocabulary.info, cache_enabled=False)
-        self._known: OrderedDict[StructuredOutputs, Future[Any]] = OrderedDict()
-        self._bytes = 0
+        self._known: dict[_Key, Future[Any]] = {}
+        # Those of them that are compiled, by their bytes.
+        self._order: FairOrder[_Key] = FairOrder()
         self._lock = threading.Lock()
 
-    def compile(self, spec: StructuredOutputs) -> Any:
+    def compile(self, spec: StructuredOutputs, tenant: str = DEFAULT_TENANT) -> Any:
         """The compiled grammar. Raises SamplingParamsError, in one line, for a specification that cannot be used."""
+        key = (tenant, spec)
         with self._lock:
-            future = self._known.get(spec)
+            future = self._known.get(key)
             mine = future is None
             if future is None:
-                future = self._known[spec] = Future()
-            self._known.move_to_end(spec)
+                future = self._known[key] = Future()
+            elif key in self._order:
+                self._keep(key, future.result())
         if mine:
-            self._fill(spec, future)
+            self._fill(key, future)
         return future.result()
 
-    def _fill(self, spec: StructuredOutputs, future: Future[Any]) -> None:
+    def _fill(self, key: _Key, future: Future[Any]) -> None:
         try:
-            compiled = self._compile(spec)
+            compiled = self._compile(key[1])
         except BaseException as error:
             with self._lock:
-                self._known.pop(spec, None)
+                del self._known[key]
             future.set_exception(error)
             return
         future.set_result(compiled)
         with self._lock:
-            self._bytes += compiled.memory_size_bytes
-            while len(self._known) > 1 and (len(self._known) > MOST_ENTRIES or self._bytes > MOST_BYTES):
-                if not self._drop_oldest():
+            self._keep(key, compiled)
+            while len(self._order) > MOST_ENTRIES or self._order.weight > MOST_BYTES:
+                oldest = self._order.first()
+                if oldest == key:
                     break
+                self._order.discard(oldest)
+                del self._known[oldest]
 
-    def _drop_oldest(self) -> bool:
-        """Forget the entry used least recently, unless it is still being compiled. The lock is held."""
-        spec, future = next(iter(self._known.items()))
-        if not future.done():
-            return False
-        del self._known[spec]
-        self._bytes -= future.result().memory_size_bytes
-        return True
+    def _keep(self, key: _Key, compiled: Any) -> None:
+        """Make a compiled grammar the most recent one. The lock is held."""
+        self._order.put(key, owner_of(key[0]), compiled.memory_size_bytes)
 
     def _compile(self, spec: StructuredOutputs) -> Any:
         try:

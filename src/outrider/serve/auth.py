@@ -67,10 +67,10 @@ class Keys:
 def tenant_of(key: str, cache_salt: str | None) -> str:
     """Name under which drafters and caches keep what a client's requests said: the same for the same key and salt.
 
-    A digest, so that neither of the two can be read off it. The length in front keeps (key, salt) pairs apart.
+    The key's part comes first, as `outrider.core.tenants.owner_of` wants it. Both are digests, so that neither of the
+    two can be read off the name.
     """
-    salt = cache_salt or ""
-    return _digest(f"{len(key)}:{key}{salt}".encode("utf-8", "surrogatepass")).hex()
+    return "/".join(_digest(part.encode("utf-8", "surrogatepass")).hex() for part in (key, cache_salt or ""))
 
 
 def _digest(data: bytes) -> bytes:

@@ -78,9 +78,13 @@ class EngineAdapter:
         return self.tokenizer.encode_chat(messages, add_generation_prompt=generate, tools=tools or None)
 
     def sampling_params(
-        self, values: Mapping[str, Any], structure: StructuredOutputs | Mapping[str, Any] | None, param: str
+        self,
+        values: Mapping[str, Any],
+        structure: StructuredOutputs | Mapping[str, Any] | None,
+        param: str,
+        tenant: str,
     ) -> SamplingParams:
-        """`SamplingParams`, bound to ``structure`` if there is one, which is compiled here.
+        """`SamplingParams`, bound to ``structure`` if there is one, which is compiled here for the tenant.
 
         structure: what `forced_call` gave, or the fields of a `StructuredOutputs`. param: the field of the request that
         asks for it. Raises SamplingParamsError, or APIError that names the field if the structure cannot be used.
@@ -91,7 +95,7 @@ class EngineAdapter:
             if isinstance(structure, Mapping):
                 structure = StructuredOutputs(**structure)
             # Not under the lock that all new requests go through: a large schema takes its time.
-            prepare(self._llm.model, SamplingParams(structured_outputs=structure))
+            prepare(self._llm.model, SamplingParams(structured_outputs=structure), tenant)
         except UsageError as error:
             raise APIError(400, str(error), param=param, code="invalid_value") from None
         return SamplingParams(**{**values, "structured_outputs": structure})

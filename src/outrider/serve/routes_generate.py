@@ -30,8 +30,8 @@ async def completions(http: Request) -> Response:
     structure, param = structure_of(_extras(body))
     tokenizer = service.adapter.tokenizer
 
-    def work() -> Work:
-        params = service.adapter.sampling_params(body.sampling_values(), structure, param)
+    def work(tenant: str) -> Work:
+        params = service.adapter.sampling_params(body.sampling_values(), structure, param, tenant)
         return Work([tokenizer.encode(p) if isinstance(p, str) else p for p in prompts], params)
 
     generation = await service.generate(body, len(prompts) * body.choices, work, call)
@@ -49,11 +49,11 @@ async def chat_completions(http: Request) -> Response:
     messages = [message.template_form() for message in body.messages]
     readers: list[ToolReader] = []
 
-    def work() -> Work:
+    def work(tenant: str) -> Work:
         if tools:
             readers.extend(service.adapter.tool_reader(tools) for _ in range(body.choices))
         structure, param = structure_of({**_extras(body), **_chat_structures(service, body, tools)})
-        params = service.adapter.sampling_params(body.sampling_values(), structure, param)
+        params = service.adapter.sampling_params(body.sampling_values(), structure, param, tenant)
         return Work([service.adapter.encode_chat(messages, tools)], params)
 
     generation = await service.generate(body, body.choices, work, call)

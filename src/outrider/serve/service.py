@@ -134,8 +134,8 @@ class Service:
         async with call.deadline.enforced():
             return await asyncio.to_thread(make)
 
-    async def generate(self, body: SamplingFields, answers: int, work: Callable[[], Work], call: Call) -> Generation:
-        """Queue what ``work`` makes of the body: it encodes prompts and compiles grammars, in another thread.
+    async def generate(self, body: SamplingFields, answers: int, work: Callable[[str], Work], call: Call) -> Generation:
+        """Queue what ``work`` makes of the body for a tenant, in another thread: prompts encoded, grammars compiled.
 
         answers: prompts times n. Raises APIError or a UsageError.
         """
@@ -153,8 +153,8 @@ class Service:
             self.metrics.count_prompt(len(request.prompt))
         return self.engine.submit(requests, call.arrival)
 
-    def _requests(self, body: SamplingFields, work: Callable[[], Work], tenant: str) -> list[EngineRequest]:
-        made = work()
+    def _requests(self, body: SamplingFields, work: Callable[[str], Work], tenant: str) -> list[EngineRequest]:
+        made = work(tenant)
         limit = self.config.max_prompt_tokens
         for prompt in made.prompts:
             if limit is not None and len(prompt) > limit:

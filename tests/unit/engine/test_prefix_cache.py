@@ -97,6 +97,21 @@ def test_what_was_used_last_stays_longest_and_beginnings_outlive_ends() -> None:
     assert run_through(executor, cache, new) == 8
 
 
+def test_who_keeps_most_gives_up_first() -> None:
+    """A's many prompts push out A's own pages, and B's prompt is found however many there were."""
+    executor, cache = pair(kv_tokens=32)
+    text = [3] * 9
+    run_through(executor, cache, text, "b/salt")
+    for number in range(20):
+        request = [4 + number] * 9
+        cache.make_room(cache.pages_for(len(request)))
+        run_through(executor, cache, request, f"a/{number}")
+    assert run_through(executor, cache, text, "b/salt") == 8
+    assert run_through(executor, cache, [23] * 9, "a/19") == 8, "what A used last is still there"
+    cache.make_room(3)
+    assert run_through(executor, cache, [4] * 9, "a/0") == 0
+
+
 def test_without_caching_pages_are_free_at_once() -> None:
     executor, cache = pair(enabled=False)
     run_through(executor, cache, list(range(3, 15)))
