@@ -222,7 +222,7 @@ class Engine:
         vocab_size = self._model.config.vocab_size
         proposals = self._speculators.propose(ready, len(ready), self._planner.price, vocab_size)
         if not proposals:
-            self._stats.planner_budget = 0
+            self._stats.count_planned(len(ready), 0, 0)
             return {request.id: NO_DRAFT for request in ready}
         asked = [request for request in ready if request.id in proposals]
         trees = self._selected(asked, proposals, len(ready), most)
@@ -239,7 +239,8 @@ class Engine:
                 # Parents come first.
                 tree = EMPTY if self._must_stay_whole(tree) else tree.keep(set(range(fits[request.id])))
             drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds)
-        self._stats.planner_budget = sum(len(draft.tree) for draft in drafts.values())
+        proposed = sum(len(draft.proposed) for draft in drafts.values())
+        self._stats.count_planned(len(ready), proposed, sum(len(draft.tree) for draft in drafts.values()))
         return drafts
 
     def _selected(
@@ -378,3 +379,4 @@ class Engine:
         self._stats.waiting = len(self._scheduler.waiting)
         self._stats.kv_tokens_used = self._cache.used_tokens
         self._stats.drafter_failures = self._speculators.failures
+        self._stats.failures_by_drafter = dict(self._speculators.failures_by_drafter)

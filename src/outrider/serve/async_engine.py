@@ -36,12 +36,12 @@ _LAST_ROUND = 20.0
 
 @dataclass
 class _Ticket:
-    """One answer in the engine's thread. started: when the round began that gave the request its place in the batch."""
+    """One answer in the engine's thread. started: whether the request has had a place in the batch."""
 
     generation: Generation
     index: int
     request: Request
-    started: float | None = None
+    started: bool = False
     sent: int = 0
 
     def piece(self) -> Piece:
@@ -150,7 +150,7 @@ class AsyncEngine:
     def _deliver(self, deliveries: Iterable[_Delivery]) -> None:
         for ticket, piece in deliveries:
             generation = ticket.generation
-            self._metrics.observe(ticket.request.id, piece, generation.arrival, ticket.started)
+            self._metrics.observe(ticket.request.id, piece, generation.arrival, started=ticket.started)
             generation.push(piece)
             if not generation.open:
                 self._open.discard(generation)
@@ -206,8 +206,9 @@ class AsyncEngine:
             self._fail([t for t in self._tickets.values() if self._adapter.has_started(t.request)])
             return
         for ticket in self._tickets.values():
-            if ticket.started is None and (self._adapter.has_started(ticket.request) or ticket.request.id in stepped):
-                ticket.started = began
+            if not ticket.started and (self._adapter.has_started(ticket.request) or ticket.request.id in stepped):
+                ticket.started = True
+                self._metrics.count_started(ticket.generation.arrival, began)
         touched = [t for t in self._tickets.values() if t.request.id in stepped or t.request.finished]
         broken = [t.request.error for t in touched if self._adapter.broke_down(t.request)]
         self._hand_over(touched)
