@@ -74,11 +74,13 @@ class Engine:
         tenant: str = "default",
         priority: int = 0,
         speculation: SpeculativeOverride | None = None,
+        client: str | None = None,
     ) -> Request:
         """A request that can be run, not queued yet.
 
         tenant: prefix cache and drafters share what they remember within a tenant, never across. priority: a lower one
-        is served first. speculation: what to draft with in place of the engine's own.
+        is served first. speculation: what to draft with in place of the engine's own. client: who takes turns with
+        others of the same priority; default: the tenant.
         Raises ContextLengthError, SamplingParamsError, or ConfigError for speculation that cannot be had.
         """
         request = Request(
@@ -88,6 +90,7 @@ class Engine:
             params,
             speculation=self._speculators.choose(speculation),
             tenant=tenant,
+            client=tenant if client is None else client,
             priority=priority,
             max_context=self._executor.max_context,
             lossy=not self._rule.lossless,
@@ -136,7 +139,8 @@ class Engine:
             shares = self._plan()
         except Exception as error:
             # If nobody runs, it was the next request in line that could not be started.
-            return self._batch_failed(self._scheduler.running or self._scheduler.waiting[:1], error)
+            first = self._scheduler.waiting.first
+            return self._batch_failed(self._scheduler.running or ([first] if first else []), error)
         if not shares:
             return []
         proposed = time.perf_counter()

@@ -108,11 +108,15 @@ class AsyncEngine:
         """Answers that wait or run."""
         return sum(generation.open for generation in self._open)
 
-    def submit(self, requests: Iterable[Request], arrival: float) -> Generation:
+    def in_flight_for(self, key: str) -> int:
+        """Those of one API key."""
+        return sum(generation.open for generation in self._open if generation.key == key)
+
+    def submit(self, requests: Iterable[Request], arrival: float, key: str) -> Generation:
         """Queue the requests of one HTTP request. Raises APIError (500) if the engine has failed for good."""
         if not self.alive:
             raise engine_failed()
-        generation = Generation(list(requests), arrival, self._abort)
+        generation = Generation(list(requests), arrival, key, self._abort)
         self._open.add(generation)
         self._post(lambda: self._submit(generation))
         return generation

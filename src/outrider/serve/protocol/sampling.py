@@ -69,7 +69,9 @@ class SamplingFields(Body):
     regex: Annotated[str, Field(min_length=1)] | None = Field(None, description="the answer matches this expression")
     grammar: Annotated[str, Field(min_length=1)] | None = Field(None, description="the answer is of this EBNF grammar")
     cache_salt: str | None = Field(None, description="keeps what this request says apart from requests with another")
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(None, description="lower runs earlier")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
+        None, description="lower runs earlier; default 0; the server sets how low it may be"
+    )
     speculative: Speculative | None = None
     user: str | None = Field(None, description="without effect")
 
