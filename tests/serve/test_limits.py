@@ -189,6 +189,56 @@ def test_requests_that_are_made_ready_count_as_well(monkeypatch: pytest.MonkeyPa
         assert post(running, "/v1/completions", BODY)[0] == 200
 
 
+DEAR = "(([a-z]{1,50}){1,50}|([a-z ]{1,50}){1,50}){1,50}"
+
+
+def test_a_grammar_that_would_keep_all_waiting_is_refused_at_once() -> None:
+    with serving(open_llm()) as running:
+        schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": f"^{DEAR}$"}}}
+        shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "response_format": shaped}
+        for path, body, param in (
+            ("/v1/completions", {**BODY, "regex": DEAR}, "regex"),
+            ("/v1/completions", {**BODY, "grammar": 'root ::= ([a-z]+ " "?)+'}, "grammar"),
+            ("/v1/chat/completions", chat, "response_format"),
+        ):
+            status, _, answer = post(running, path, body)
+            assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, "invalid_value")
+            assert "let it end in something else" in answer["error"]["message"]
+        assert post(running, "/v1/completions", {**BODY, "regex": "([a-z]+ )*"})[0] == 200
+
+
+def test_compilers_that_are_stuck_count_until_they_end_and_hold_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    with serving(open_llm(), request_timeout=0.4, max_concurrent_requests=6) as running:
+        adapter = running.service.adapter
+        compiled = adapter.sampling_params
+
+        def slow(values: object, structure: object, param: str) -> object:
+            if structure is not None:
+                assert go_on.wait(30)
+            return compiled(values, structure, param)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(adapter, "sampling_params", slow)
+        constrained = {**BODY, "regex": "[a-z]"}
+        with ThreadPoolExecutor(5) as pool:
+            answers = [pool.submit(post, running, "/v1/completions", constrained) for _ in range(5)]
+            assert [answer.result()[0] for answer in answers] == [504] * 5
+        stuck = running.service._preparing.total()
+        assert 0 < stuck < 5, "those that had no thread yet are dropped"
+        assert post(running, "/v1/completions", BODY)[0] == 200, "what needs no grammar has a thread"
+        assert post(running, "/v1/completions", {**BODY, "n": 6 - stuck + 1})[0] == 429
+        go_on.set()
+        for _ in range(500):
+            if not running.service._preparing.total():
+                break
+            threading.Event().wait(0.01)
+        assert post(running, "/v1/completions", {**BODY, "n": 6})[0] == 200
+        assert post(running, "/v1/completions", constrained)[0] == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_request_has_a_time(stream: bool) -> None:
     with serving(open_llm(endless), request_timeout=0.5) as running:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +33,9 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
 _SEEDS = 1 << 64
+_COMPILERS = 4
+_ENCODERS = 4
+"""Threads that compile grammars, and that encode prompts."""
 _PATIENCE_WITH_BODIES = 4
 """Times the limit that is read, and thrown away, of a body that is too large: most clients read no answer before."""
 
@@ -64,6 +69,8 @@ class Service:
         self.engine = AsyncEngine(self.adapter, self.metrics)
         self.draining = False
         self._preparing: Counter[str] = Counter()
+        self._compilers = ThreadPoolExecutor(_COMPILERS, "compile")
+        self._encoders = ThreadPoolExecutor(_ENCODERS, "encode")
         self._keys = Keys(load_keys(config))
 
     # -- before the body is read ---------------------------------------------------------------------------------------
@@ -141,13 +148,32 @@ class Service:
             raise APIError(400, message, param="priority", code="invalid_value")
         return priority
 
-    async def prepare(self, call: Call, make: Callable[[], T]) -> T:
+    async def prepare(self, call: Call, make: Callable[[], T], *, answers: int = 0, compiles: bool = False) -> T:
         """What ``make`` gives, which takes its time, in another thread. Raises APIError (504) if it takes too long.
 
-        A thread cannot be stopped; what comes too late is dropped.
+        A thread cannot be stopped: what comes too late is dropped, and the ``answers`` that it was for count as long as
+        it runs. compiles: whether it may compile a grammar; those have threads of their own, so that however long they
+        take, what has none does not wait for them.
         """
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop may have ended before the thread
+                loop.call_soon_threadsafe(self._count_preparing, call.key, -answers)
+
+        self._count_preparing(call.key, answers)
+        working = (self._compilers if compiles else self._encoders).submit(make)
+        working.add_done_callback(ended)
         async with call.deadline.enforced():
-            return await asyncio.to_thread(make)
+            return await asyncio.wrap_future(working)
+
+    def _count_preparing(self, key: str, answers: int) -> None:
+        self._preparing[key] += answers
+
+    def close(self) -> None:
+        """Let the threads end that make requests ready; what still waits for one is dropped."""
+        for pool in (self._compilers, self._encoders):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, body: SamplingFields, answers: int, work: Callable[[], Work], call: Call) -> Generation:
         """Queue what ``work`` makes of the body: it encodes prompts and compiles grammars, in another thread.
@@ -157,11 +183,12 @@ class Service:
         self.check_model(body.model)
         self.check_room(call.key, answers)
         priority = self.priority_of(body)
-        self._preparing[call.key] += answers
-        try:
-            requests = await self.prepare(call, lambda: self._requests(body, work, call.key, priority))
-        finally:
-            self._preparing[call.key] -= answers
+        requests = await self.prepare(
+            call,
+            lambda: self._requests(body, work, call.key, priority),
+            answers=answers,
+            compiles=body.constrained,
+        )
         if self.draining:
             raise draining()
         for request in requests[:: body.choices]:

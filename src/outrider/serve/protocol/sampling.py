@@ -90,6 +90,11 @@ class SamplingFields(Body):
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar has to be compiled for the answer."""
+        return self.regex is not None or self.grammar is not None
+
     def sampling_values(self) -> dict[str, Any]:
         """Keyword arguments of `SamplingParams`, those that were given, the seed left out."""
         same = (
