@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.grammar.vocabulary import xgrammar
@@ -22,6 +22,9 @@ from outrider.grammar.vocabulary import xgrammar
 MOST_WAYS = 16
 """Parts times the places in each: ``([a-z]{1,4} ?){1,3}`` has 3 times (4 + 1), and an unlimited repetition too many."""
 _MANY = MOST_WAYS + 1
+
+_TURNS = 8
+"""Times that a rule is looked at, on average, before a grammar counts as too intricate to be measured."""
 
 _FORMAT = "v18"
 """The form of serialised grammars that is read here. Of one in another form nothing is known, and nothing refused."""
@@ -89,20 +92,27 @@ class _Rules:
         return max(found)
 
     def _settle(self) -> None:
-        users: defaultdict[int, set[int]] = defaultdict(set)
-        for rule, body in enumerate(self._bodies):
-            for used in self._rules_in(body):
-                users[used].add(rule)
-        waiting = deque(reversed(range(len(self._bodies))))
+        """Go on until nothing changes; a grammar so intricate that it takes too long is left as it is known by then."""
+        uses = [list(self._rules_in(body)) for body in self._bodies]
+        users: defaultdict[int, list[int]] = defaultdict(list)
+        for rule, used in enumerate(uses):
+            for other in used:
+                users[other].append(rule)
+        waiting = deque(_used_first(uses))
         queued = set(waiting)
-        while waiting:
+        for _ in range(_TURNS * len(uses)):
+            if not waiting:
+                break
             rule = waiting.popleft()
             queued.discard(rule)
-            part = self._rule(rule)
-            if part != self._known[rule]:
+            part, before = self._rule(rule), self._known[rule]
+            if before.size:  # what grows once more is part of a recursion, which has no end
+                part = replace(part, size=_MANY if part.size > before.size else before.size)
+            if part != before:
                 self._known[rule] = part
-                waiting.extend(users[rule] - queued)
-                queued |= users[rule]
+                again = [user for user in dict.fromkeys(users[rule]) if user not in queued]
+                waiting.extend(again)
+                queued.update(again)
 
     def _rule(self, rule: int) -> _Part:
         """What is known of a rule by what is known of others. A loop goes on where what ends it begins like a turn."""
@@ -123,7 +133,8 @@ class _Rules:
     def _divide(self, rule: int) -> None:
         """Tell a rule's alternatives that end in its own name, and so make a loop, from those that end the loop."""
         kind, _, *choices = self._expressions[self._bodies[rule]]
-        loops, ends = [], []
+        loops: list[Sequence[int]] = []
+        ends: list[int] = []
         for choice in choices if kind == _CHOICES else ():
             inner, _, *rest = self._expressions[choice]
             if inner == _SEQUENCE and len(rest) > 1 and list(self._expressions[rest[-1]]) == [_RULE, 1, rule]:
@@ -161,6 +172,25 @@ class _Rules:
                 min(whole.size + part.size, _MANY),
             )
         return whole
+
+
+def _used_first(uses: Sequence[Sequence[int]]) -> list[int]:
+    """All rules, each behind those that it uses as far as they do not use one another."""
+    order: dict[int, None] = {}
+    seen: set[int] = set()
+    for start in range(len(uses)):
+        path = [] if start in seen else [(start, iter(uses[start]))]
+        seen.add(start)
+        while path:
+            rule, left = path[-1]
+            following = next((other for other in left if other not in seen), None)
+            if following is None:
+                order[rule] = None
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(uses[following])))
+    return list(order)
 
 
 def _either(parts: Iterable[_Part]) -> _Part:
