@@ -21,7 +21,7 @@ from outrider.cli.speculation import SGLANG_ALGORITHMS
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.sampling import SamplingParams
 from outrider.serve.config import ServerConfig
-from outrider.serve.metrics import COUNTERS, GAUGES, PREFIX
+from outrider.serve.metrics import COUNTERS, GAUGES, PLANS, PREFIX
 from outrider.serve.protocol.chat import ChatMessage, ChatRequest, Function, JsonSchema
 from outrider.serve.protocol.completions import CompletionRequest
 from outrider.serve.protocol.sampling import StreamOptions
@@ -66,7 +66,7 @@ def fields_without_effect() -> dict[str, str]:
 def metric_names() -> dict[str, str]:
     """The engine's own figures in /metrics."""
     gauges = {PREFIX + name: text for name, (_, text) in GAUGES.items()}
-    return gauges | {f"{PREFIX}{name}_total": text for name, (_, text) in COUNTERS.items()}
+    return gauges | {f"{PREFIX}{name}_total": text for name, (_, text) in (COUNTERS | PLANS).items()}
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {

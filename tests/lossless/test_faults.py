@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -306,8 +306,8 @@ def test_08_minus_infinity_is_legal_and_nan_is_an_error() -> None:
 
 def test_08_what_the_drafter_got_around_is_counted_where_it_happened() -> None:
     class Partly(ChaosDrafter):
-        def take_failures(self) -> frozenset[int]:
-            return frozenset({1})
+        def take_failures(self) -> Mapping[str, frozenset[int]]:
+            return {self.name: frozenset({1})}
 
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     well, ill = answers(Partly(), [params, params], prompts=[PROMPT, PROMPT])

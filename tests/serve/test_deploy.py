@@ -39,7 +39,8 @@ def test_every_expression_asks_for_metrics_that_exist() -> None:
     with serving(open_llm(circling)) as running:
         post(running, "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 100})
         names = {sample.partition("{")[0] for sample in running.metrics()}
-    labelled = {"outrider:drafter_num_drafts_total"}  # has samples once a drafter has drafted
+    # These have samples once a drafter has drafted, or failed.
+    labelled = {"outrider:drafter_num_drafts_total", "outrider:drafter_num_failures_total"}
     for expression in expressions():
         asked = set(re.findall(r"outrider:\w+", expression))
         assert asked, expression

@@ -130,6 +130,49 @@ def test_a_busy_server_says_when_to_come_again() -> None:
         assert running.settled()
 
 
+def test_one_key_cannot_take_what_there_is_for_all() -> None:
+    limits = {"max_concurrent_requests": 4, "max_requests_per_key": 2}
+    with serving(open_llm(endless, max_batch_size=1), api_key=["a", "b"], **limits) as running:
+        running.target.pause = 0.02
+        greedy, other = running.client("a"), running.client("b")
+        stream = greedy.completions.create(model="tiny", prompt="x", max_tokens=200, n=2, stream=True)
+        while running.service.engine.in_flight < 2:
+            threading.Event().wait(0.01)
+        with pytest.raises(RateLimitError, match="this API key has 2 answers") as raised:
+            greedy.completions.create(model="tiny", prompt="x", max_tokens=1)
+        assert raised.value.response.headers["retry-after"] == "1"
+        assert other.completions.create(model="tiny", prompt="x", max_tokens=1, n=2).choices
+        with pytest.raises(RateLimitError, match="this API key has 0 answers"):
+            other.completions.create(model="tiny", prompt="x", max_tokens=1, n=3)
+        stream.close()
+        assert running.settled()
+        assert greedy.completions.create(model="tiny", prompt="x", max_tokens=1).choices
+
+
+def test_a_key_with_a_long_queue_does_not_keep_another_waiting() -> None:
+    with serving(open_llm(endless, "none", max_batch_size=1), api_key=["a", "b"]) as running:
+        running.target.pause = 0.02
+        ended: list[str] = []
+
+        def ask(key: str) -> None:
+            running.client(key).completions.create(model="tiny", prompt="x", max_tokens=5)
+            ended.append(key)
+
+        with ThreadPoolExecutor(21) as pool:
+            asked = [pool.submit(ask, "a") for _ in range(20)]
+            while running.service.engine.in_flight + len(ended) < 20:
+                threading.Event().wait(0.001)
+            running.target.pause = 1.0  # so that nothing ends while the other arrives
+            before = len(ended)
+            asked.append(pool.submit(ask, "b"))
+            while running.service.engine.in_flight + len(ended) < 21:
+                threading.Event().wait(0.001)
+            running.target.pause = 0.01
+            for answer in asked:
+                answer.result()
+        assert ended.index("b") <= before + 5, ended
+
+
 def test_requests_that_are_made_ready_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     with serving(open_llm(), max_concurrent_requests=2) as running, ThreadPoolExecutor(2) as pool:
@@ -137,13 +180,63 @@ def test_requests_that_are_made_ready_count_as_well(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(running.service, "_requests", lambda *given: (go_on.wait(30), prepare(*given))[1])
         slow = [pool.submit(post, running, "/v1/completions", BODY) for _ in range(2)]
         for _ in range(500):
-            if running.service._preparing == 2:
+            if running.service._preparing.total() == 2:
                 break
             threading.Event().wait(0.01)
         assert post(running, "/v1/completions", BODY)[0] == 429
         go_on.set()
         assert [answer.result()[0] for answer in slow] == [200, 200]
         assert post(running, "/v1/completions", BODY)[0] == 200
+
+
+DEAR = "(([a-z]{1,50}){1,50}|([a-z ]{1,50}){1,50}){1,50}"
+
+
+def test_a_grammar_that_would_keep_all_waiting_is_refused_at_once() -> None:
+    with serving(open_llm()) as running:
+        schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": f"^{DEAR}$"}}}
+        shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "response_format": shaped}
+        for path, body, param in (
+            ("/v1/completions", {**BODY, "regex": DEAR}, "regex"),
+            ("/v1/completions", {**BODY, "grammar": 'root ::= ([a-z]+ " "?)+'}, "grammar"),
+            ("/v1/chat/completions", chat, "response_format"),
+        ):
+            status, _, answer = post(running, path, body)
+            assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, "invalid_value")
+            assert "let it end in something else" in answer["error"]["message"]
+        assert post(running, "/v1/completions", {**BODY, "regex": "([a-z]+ )*"})[0] == 200
+
+
+def test_compilers_that_are_stuck_count_until_they_end_and_hold_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    with serving(open_llm(), request_timeout=0.4, max_concurrent_requests=6) as running:
+        adapter = running.service.adapter
+        compiled = adapter.sampling_params
+
+        def slow(values: object, structure: object, param: str) -> object:
+            if structure is not None:
+                assert go_on.wait(30)
+            return compiled(values, structure, param)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(adapter, "sampling_params", slow)
+        constrained = {**BODY, "regex": "[a-z]"}
+        with ThreadPoolExecutor(5) as pool:
+            answers = [pool.submit(post, running, "/v1/completions", constrained) for _ in range(5)]
+            assert [answer.result()[0] for answer in answers] == [504] * 5
+        stuck = running.service._preparing.total()
+        assert 0 < stuck < 5, "those that had no thread yet are dropped"
+        assert post(running, "/v1/completions", BODY)[0] == 200, "what needs no grammar has a thread"
+        assert post(running, "/v1/completions", {**BODY, "n": 6 - stuck + 1})[0] == 429
+        go_on.set()
+        for _ in range(500):
+            if not running.service._preparing.total():
+                break
+            threading.Event().wait(0.01)
+        assert post(running, "/v1/completions", {**BODY, "n": 6})[0] == 200
+        assert post(running, "/v1/completions", constrained)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -193,6 +286,8 @@ def test_a_body_that_does_not_come_in_time() -> None:
         ({"port": 70000}, "port=70000"),
         ({"host": ""}, "host is empty"),
         ({"max_choices": 0}, "max_choices=0"),
+        ({"max_requests_per_key": 0}, "max_requests_per_key=0"),
+        ({"min_priority": 1}, "min_priority=1"),
         ({"request_timeout": 0}, "request_timeout=0"),
         ({"drain_timeout": float("nan")}, "drain_timeout=nan"),
         ({"api_key": ["a", ""]}, "api_key holds an empty entry"),

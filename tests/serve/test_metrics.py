@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from outrider.core.config import SpeculativeConfig
-from tests.serve.support import begin, circling, open_llm, post, serving
+from outrider.core.tree import DraftTree
+from outrider.drafters.base import Budget, Drafter, DrafterContext, SequenceView
+from outrider.engine.price import ForwardPrice
+from outrider.executors.base import CostCurve
+from tests.serve.support import Running, begin, circling, endless, open_llm, post, readable, serving
 
 SHARED = [
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket"),
@@ -45,6 +52,12 @@ def test_the_metrics_agree_with_the_sum_of_usage() -> None:
             for count, source in (("draft", "drafted_by_source"), ("accepted", "accepted_by_source")):
                 name = f'outrider:drafter_num_{count}_tokens_total{{drafter="{drafter}"}}'
                 assert found[name] == sum(s[source].get(drafter, 0) for s in stats)
+            depths = [
+                count
+                for name, count in found.items()
+                if name.startswith(f'outrider:drafter_num_accepted_tokens_per_pos_total{{drafter="{drafter}"')
+            ]
+            assert sum(depths) == found[f'outrider:drafter_num_accepted_tokens_total{{drafter="{drafter}"}}'] > 0
         for name in ("draft_seconds", "verify_seconds", "accept_seconds"):
             assert found[f"outrider:{name}_total"] == pytest.approx(sum(s[name] for s in stats))
 
@@ -61,6 +74,125 @@ def test_every_answer_is_timed_once() -> None:
         assert found["outrider:inter_token_latency_seconds_count"] == tokens - 3
         assert found["outrider:inter_token_latency_seconds_sum"] < found["outrider:e2e_request_latency_seconds_sum"]
         assert found["outrider:request_queue_time_seconds_sum"] < found["outrider:time_to_first_token_seconds_sum"]
+
+
+def test_those_who_never_got_a_place_have_waited_as_well() -> None:
+    with serving(open_llm(endless, max_batch_size=1), request_timeout=0.5) as running:
+        running.target.pause = 0.02
+        with ThreadPoolExecutor(3) as pool:
+            body = {"model": "tiny", "prompt": "x", "max_tokens": 200}
+            assert {
+                status for status, _, _ in pool.map(lambda _: post(running, "/v1/completions", body), range(3))
+            } == {504}
+        assert running.settled()
+        found = running.metrics()
+        assert found["outrider:time_to_first_token_seconds_count"] == 1
+        assert (
+            found["outrider:request_queue_time_seconds_count"]
+            == found["outrider:e2e_request_latency_seconds_count"]
+            == 3
+        )
+        assert found["outrider:request_queue_time_seconds_sum"] > 0.5, "two have waited until the end"
+
+
+def test_waiting_ends_with_a_place_and_not_with_the_first_token() -> None:
+    with serving(open_llm(endless, "none", prefill_chunk=16)) as running:
+        running.target.pause = 0.1
+        client = begin(running, {"model": "tiny", "prompt": [readable()[0]] * 200, "max_tokens": 1})
+        while not (found := running.metrics())["outrider:request_queue_time_seconds_count"]:
+            time.sleep(0.01)
+        assert found["outrider:time_to_first_token_seconds_count"] == 0
+        client.close()
+        assert running.settled()
+
+
+class Failing(Drafter):
+    """Never gets as far as a draft."""
+
+    name = "failing"
+
+    def __init__(self, context: DrafterContext) -> None:
+        pass
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        raise RuntimeError("nothing comes to mind")
+
+
+@pytest.mark.parametrize("method", ["failing", "ngram+failing"])
+def test_failures_are_laid_at_the_right_door(method: str) -> None:
+    config = SpeculativeConfig(method=method, num_speculative_tokens=6, adaptive=False)
+    with serving(open_llm(circling, config, drafters={"failing": "tests.serve.test_metrics:Failing"})) as running:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 30}
+        failures = post(running, "/v1/completions", body)[2]["usage"]["speculative"]["failures"]
+        found = running.metrics()
+        assert found["outrider:drafter_failures_total"] == failures > 0
+        by_drafter = {name: n for name, n in found.items() if name.startswith("outrider:drafter_num_failures_total")}
+        assert by_drafter == {'outrider:drafter_num_failures_total{drafter="failing"}': failures}
+
+
+ROOM_FOR_16 = CostCurve((1, 16, 32), (1.0, 1.0, 3.0))
+"""A machine that forwards up to 16 rows in the same time: beyond them no draft pays."""
+
+
+class Watch:
+    """What a scrape says that an earlier one did not."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._before = running.metrics()
+
+    def __call__(self, name: str) -> float:
+        return self._running.metrics()[f"outrider:{name}"] - self._before[f"outrider:{name}"]
+
+    @property
+    def depth(self) -> float:
+        """Nodes let in for a request and round."""
+        return self("planner_num_admitted_tokens_total") / self("planner_num_requests_total")
+
+
+@contextmanager
+def busy(running: Running, requests: int) -> Iterator[Watch]:
+    """While so many requests are running."""
+    running.target.pause = 0.3  # all of them arrive during the first rounds
+    body = {"model": "tiny", "prompt": readable()[100:120] * 2, "max_tokens": 200, "temperature": 0}
+    clients = [begin(running, body) for _ in range(requests)]
+    while running.metrics()["outrider:num_requests_running"] < requests:
+        time.sleep(0.01)
+    running.target.pause = 0.01
+    watch = Watch(running)
+    while watch("rounds_total") < 10:
+        time.sleep(0.01)
+    yield watch
+    assert running.metrics()["outrider:num_requests_running"] == requests, "the watch took too long"
+    for client in clients:
+        client.close()
+    assert running.settled()
+
+
+def test_how_deep_the_planner_goes_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep for one request, less for eight, and not at all once the batch fills the machine."""
+    for name in ("observe", "observe_beside", "observe_chunk"):
+        monkeypatch.setattr(ForwardPrice, name, lambda *_: None)
+    llm = open_llm(circling, SpeculativeConfig(method="ngram", num_speculative_tokens=16), max_batch_size=16)
+    monkeypatch.setattr(llm._runtime, "_cost_curve", ROOM_FOR_16)
+    with serving(llm) as running:
+        alone = Watch(running)
+        body = {"model": "tiny", "prompt": readable()[100:120] * 2, "max_tokens": 150, "temperature": 0}
+        assert post(running, "/v1/completions", body)[0] == 200
+        assert running.settled()
+        assert alone.depth > 10
+        assert alone('planner_rounds_total{decision="speculative"}') == alone("spec_decode_num_drafts_total") > 0
+        assert alone("planner_num_admitted_tokens_total") == alone("spec_decode_num_draft_tokens_total")
+        with busy(running, 8) as eight:
+            assert 0.5 < eight.depth <= 1
+            assert running.metrics()["outrider:planner_budget"] == 8
+        with busy(running, 16) as full:
+            assert full.depth == 0
+            assert full('planner_rounds_total{decision="speculative"}') == 0
+            assert full('planner_round_draft_tokens_bucket{le="0.0"}') >= 10
+            assert running.metrics()["outrider:planner_budget"] == 0
+        proposed = running.metrics()["outrider:planner_num_proposed_tokens_total"]
+        assert proposed > running.metrics()["outrider:planner_num_admitted_tokens_total"]
 
 
 def test_the_names_are_those_that_dashboards_know() -> None:

@@ -7,7 +7,7 @@ the tokens in it may change what is committed.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ class Scrambled(Drafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         self._inner.observe(observations)
 
-    def take_failures(self) -> frozenset[int]:
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
         return self._inner.take_failures()
 
     def pause(self, view: SequenceView) -> None:

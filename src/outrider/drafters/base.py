@@ -138,11 +138,11 @@ class Drafter(ABC):
         A cascade leaves out a drafter that wants hidden states and does not pay: after a `pause` it may miss rounds.
         """
 
-    def take_failures(self) -> frozenset[int]:
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
         """Ids of requests that lost a draft, or part of one, since the last call, by a failure that the drafter got
-        around by itself, as a cascade does with a member's.
+        around by itself, as a cascade does with a member's: by the name of the drafter at fault.
         """
-        return frozenset()
+        return {}
 
     def pause(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request goes on later, or without this drafter for a while. What is dear to keep and can be made again

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -58,7 +58,7 @@ class Cascade(Drafter):
         self._costly = [CostlyMember(member) for member in self.members if member.needs_model]
         self.minds_price = bool(self._costly)
         self.failures: Counter[str] = Counter()
-        self._untold: set[int] = set()
+        self._untold: defaultdict[str, set[int]] = defaultdict(set)
         self._calibrators: TenantStore[_Calibrators] = TenantStore(_Calibrators)
         self._proposals: dict[int, _Proposal] = {}
         self._views: dict[int, SequenceView] = {}
@@ -120,8 +120,11 @@ class Cascade(Drafter):
         for member in self.members:
             self._attempt(member, [], partial(member.close, view))
 
-    def take_failures(self) -> frozenset[int]:
-        untold = frozenset(self._untold).union(*(member.take_failures() for member in self.members))
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
+        for member in self.members:
+            for name, requests in member.take_failures().items():
+                self._untold[name] |= requests
+        untold = {name: frozenset(requests) for name, requests in self._untold.items() if requests}
         self._untold.clear()
         return untold
 
@@ -150,7 +153,7 @@ class Cascade(Drafter):
                 reason = f"{type(error).__name__}: {error}"
                 _log.warning("drafter %s failed (%s); the others go on, and it is asked again", member.name, reason)
             self.failures[member.name] += 1
-            self._untold.update(view.request_id for view in views)
+            self._untold[member.name].update(view.request_id for view in views)
             return False
         return True
 

@@ -6,7 +6,7 @@ EAGLE-2 (Li et al., 2024): at each level the nodes of the highest path probabili
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -112,7 +112,7 @@ class DraftModelDrafter(Drafter):
             rounds[i].growth.tree() if i in rounds and not rounds[i].failed else DraftTree() for i in range(len(views))
         ]
 
-    def take_failures(self) -> frozenset[int]:
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
         return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:

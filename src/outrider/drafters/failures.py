@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +23,8 @@ class Failures:
             self._said = True
             _log.warning("%s: a request goes without its draft (%s); said once, counted always", self._drafter, error)
 
-    def take(self) -> frozenset[int]:
-        """The requests since the last call."""
+    def take(self) -> Mapping[str, frozenset[int]]:
+        """The requests since the last call, as `Drafter.take_failures` gives them."""
         taken = frozenset(self._requests)
         self._requests.clear()
-        return taken
+        return {self._drafter: taken} if taken else {}

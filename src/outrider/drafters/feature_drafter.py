@@ -124,7 +124,7 @@ class FeatureDrafter(Drafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         self._runs.observe(observations)
 
-    def take_failures(self) -> frozenset[int]:
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
         return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:

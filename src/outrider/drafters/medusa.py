@@ -103,7 +103,7 @@ class MedusaDrafter(Drafter):
                 state = self._features.states(observation, [row])
                 self._states[observation.view.request_id] = (position, state)
 
-    def take_failures(self) -> frozenset[int]:
+    def take_failures(self) -> Mapping[str, frozenset[int]]:
         return self._failures.take()
 
     def pause(self, view: SequenceView) -> None:

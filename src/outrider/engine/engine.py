@@ -75,11 +75,13 @@ class Engine:
         tenant: str = DEFAULT_TENANT,
         priority: int = 0,
         speculation: SpeculativeOverride | None = None,
+        client: str | None = None,
     ) -> Request:
         """A request that can be run, not queued yet.
 
         tenant: prefix cache and drafters share what they remember within a tenant, never across. priority: a lower one
-        is served first. speculation: what to draft with in place of the engine's own.
+        is served first. speculation: what to draft with in place of the engine's own. client: who takes turns with
+        others of the same priority; default: the tenant.
         Raises ContextLengthError, SamplingParamsError, or ConfigError for speculation that cannot be had.
         """
         request = Request(
@@ -89,6 +91,7 @@ class Engine:
             params,
             speculation=self._speculators.choose(speculation),
             tenant=tenant,
+            client=tenant if client is None else client,
             priority=priority,
             max_context=self._executor.max_context,
             lossy=not self._rule.lossless,
@@ -137,7 +140,8 @@ class Engine:
             shares = self._plan()
         except Exception as error:
             # If nobody runs, it was the next request in line that could not be started.
-            return self._batch_failed(self._scheduler.running or self._scheduler.waiting[:1], error)
+            first = self._scheduler.waiting.first
+            return self._batch_failed(self._scheduler.running or ([first] if first else []), error)
         if not shares:
             return []
         proposed = time.perf_counter()
@@ -223,7 +227,7 @@ class Engine:
         vocab_size = self._model.config.vocab_size
         proposals = self._speculators.propose(ready, len(ready), self._planner.price, vocab_size)
         if not proposals:
-            self._stats.planner_budget = 0
+            self._stats.count_planned(len(ready), 0, 0)
             return {request.id: NO_DRAFT for request in ready}
         asked = [request for request in ready if request.id in proposals]
         trees = self._selected(asked, proposals, len(ready), most)
@@ -240,7 +244,8 @@ class Engine:
                 # Parents come first.
                 tree = EMPTY if self._must_stay_whole(tree) else tree.keep(set(range(fits[request.id])))
             drafts[request.id] = Draft(tree, proposal.tree, proposal.seconds)
-        self._stats.planner_budget = sum(len(draft.tree) for draft in drafts.values())
+        proposed = sum(len(draft.proposed) for draft in drafts.values())
+        self._stats.count_planned(len(ready), proposed, sum(len(draft.tree) for draft in drafts.values()))
         return drafts
 
     def _selected(
@@ -379,3 +384,4 @@ class Engine:
         self._stats.waiting = len(self._scheduler.waiting)
         self._stats.kv_tokens_used = self._cache.used_tokens
         self._stats.drafter_failures = self._speculators.failures
+        self._stats.failures_by_drafter = dict(self._speculators.failures_by_drafter)

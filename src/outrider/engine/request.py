@@ -25,6 +25,8 @@ class Request:
     seq: the executor's handle while the request is running, None otherwise.
     page_digests: names of the full pages of its text (see `PrefixCache`). entered_pages: how many pages of its sequence
         the cache has seen.
+    client: who asked for it; clients take turns (see `Waiting`). turn: its number among all requests that were started;
+        None as long as it never was.
     cached_tokens: prompt tokens that were in the prefix cache when the request was started. preemptions: times that it
         had to make way.
     """
@@ -38,6 +40,7 @@ class Request:
         *,
         speculation: Speculation,
         tenant: str,
+        client: str,
         priority: int,
         max_context: int,
         lossy: bool,
@@ -49,6 +52,8 @@ class Request:
         _check_prompt(prompt, vocab_size, max_context)
         self.id = request_id
         self.priority = priority
+        self.client = client
+        self.turn: int | None = None
         self.speculation = speculation
         self.lossy = lossy
         mask = mask_for(model, params, tenant)
@@ -89,9 +94,12 @@ class Request:
         """Whether its prefix may be taken from a cache."""
         return not self.speculation.drafter.wants.whole_prompt
 
-    def admitted(self, found: int) -> None:
-        """The request runs from now on; ``found`` tokens of it were in the prefix cache."""
-        if not self.timing.started:
+    def admitted(self, found: int, turn: int) -> None:
+        """The request runs from now on; ``found`` tokens of it were in the prefix cache. turn: used if it is the first
+        time.
+        """
+        if self.turn is None:
+            self.turn = turn
             self.timing.started = time.perf_counter()
             self.cached_tokens = found
 

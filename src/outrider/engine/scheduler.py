@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import KVCacheFullError
+from outrider.engine.waiting import Waiting
 
 if TYPE_CHECKING:
     from outrider.core.config import EngineConfig
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Holds the requests that wait and those that run, in the order in which they are served: by priority, then age."""
+    """Holds the requests that wait, and those that run: by priority, then in the order in which they were started."""
 
     def __init__(self, executor: Executor, cache: PrefixCache, config: EngineConfig) -> None:
         self._executor = executor
         self._cache = cache
         self._config = config
         self._page_size = executor.page_size
-        self._waiting: list[Request] = []
+        self._waiting = Waiting()
         self._running: list[Request] = []
+        self._turns = 0
 
     @property
-    def waiting(self) -> Sequence[Request]:
+    def waiting(self) -> Waiting:
         return self._waiting
 
     @property
@@ -41,18 +43,18 @@ class Scheduler:
         return self._running
 
     def submit(self, request: Request) -> None:
-        """Queue a request, before those of lower priority and behind older ones of its own."""
-        insort(self._waiting, request, key=_rank)
+        """Queue a request."""
+        self._waiting.add(request)
 
     def remove(self, request: Request) -> bool:
         """Take a request out, and free its KV. Returns whether it was there, waiting or running."""
-        for requests in (self._waiting, self._running):
-            if request in requests:
-                requests.remove(request)
-                if request.seq is not None:
-                    self._cache.close(request)
-                return True
-        return False
+        if self._waiting.remove(request):
+            return True
+        if request not in self._running:
+            return False
+        self._running.remove(request)
+        self._cache.close(request)
+        return True
 
     def unforwarded(self, request: Request) -> int:
         """Tokens of a running request that are not in the KV cache yet; the last one is the root."""
@@ -67,20 +69,20 @@ class Scheduler:
     # -- who runs ------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Request]:
-        """Start waiting requests, in order, while batch and KV have room for all their tokens so far.
+        """Start waiting requests, in the order of `Waiting`, while batch and KV have room for all their tokens so far.
 
-        None overtakes another, so that a long prompt is not kept waiting by short ones for ever. Every request that
-        runs is left a page to go on with, or the new one would soon have to make way again.
+        None overtakes the next in line, so that a long prompt is not kept waiting by short ones for ever. Every request
+        that runs is left a page to go on with, or the new one would soon have to make way again.
         """
         started: list[Request] = []
-        while self._waiting and len(self._running) < self._config.max_batch_size:
-            request = self._waiting[0]
+        while (request := self._waiting.first) and len(self._running) < self._config.max_batch_size:
             promised = sum(self._missing_pages(r, self.unforwarded(r)) + 1 for r in self._running)
             if self._running and self._cache.pages_to_open(request) + promised > self._cache.available_pages:
                 break
             found = self._cache.open(request)
-            del self._waiting[0]
-            request.admitted(found)
+            self._waiting.pop()
+            request.admitted(found, self._turns)
+            self._turns += 1
             insort(self._running, request, key=_rank)
             started.append(request)
         return started
@@ -175,4 +177,5 @@ class Scheduler:
 
 
 def _rank(request: Request) -> tuple[int, int]:
-    return request.priority, request.id
+    assert request.turn is not None
+    return request.priority, request.turn

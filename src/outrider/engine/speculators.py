@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ class Speculators:
         self._default = Speculator(drafter)
         self._others: dict[tuple[str, ...], Speculator] = {config.members: self._default}
         self.failures = 0
+        self.failures_by_drafter: Counter[str] = Counter()
 
     def choose(self, override: SpeculativeOverride | None) -> Speculation:
         """How a request is to be drafted for. Raises ConfigError or UnknownNameError for what cannot be had."""
@@ -169,8 +171,11 @@ class Speculators:
 
         self._call(drafter, ask, requests)
         around = drafter.take_failures()
-        self.failures += len(around)
-        _count_failure([request for request in requests if request.id in around])
+        for name, lost in around.items():
+            self.failures_by_drafter[name] += len(lost)
+        hit = frozenset[int]().union(*around.values())
+        self.failures += len(hit)
+        _count_failure([request for request in requests if request.id in hit])
         return answer
 
     def _checked(self, request: Request, tree: DraftTree, budget: Budget, vocab_size: int) -> DraftTree:
@@ -197,6 +202,7 @@ class Speculators:
         """Count a failure for the requests whose draft it cost. Said at the first one, the second, the fourth, …"""
         _count_failure(affected)
         self.failures += 1
+        self.failures_by_drafter[drafter.name] += 1
         if self.failures & (self.failures - 1) == 0:
             reason = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
             log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
@@ -14,12 +15,50 @@ class DrafterCounts(TypedDict):
     """One drafter's part. A token that two drafters proposed counts for both.
 
     drafts: trees with a node of its own that were verified. draft_tokens: its nodes in them. accepted_tokens: those of
-    them that were emitted.
+    them that were emitted; accepted_per_pos: these by depth.
     """
 
     drafts: int
     draft_tokens: int
     accepted_tokens: int
+    accepted_per_pos: list[int]
+
+
+NODE_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper bounds by which `PlanCounts` sorts rounds: draft nodes that were let in, of all requests together."""
+
+
+@dataclass
+class PlanCounts:
+    """What was decided in the rounds with requests that could have been drafted for.
+
+    speculative, declined, plain: rounds with draft nodes to verify; those whose nodes were all left out; and those in
+        which nothing was proposed, since no drafter was asked or none had anything.
+    requests: that could have been drafted for, summed over rounds. proposed, admitted: draft nodes that drafters came
+        up with, and those of them that were let in: the rest did not pay, or found no room.
+    by_nodes: rounds by nodes admitted, as many as `NODE_BUCKETS` has bounds and one for what is above.
+    """
+
+    speculative: int = 0
+    declined: int = 0
+    plain: int = 0
+    requests: int = 0
+    proposed: int = 0
+    admitted: int = 0
+    by_nodes: list[int] = field(default_factory=lambda: [0] * (len(NODE_BUCKETS) + 1))
+
+    def count(self, requests: int, proposed: int, admitted: int) -> None:
+        """One round's decision."""
+        self.requests += requests
+        self.proposed += proposed
+        self.admitted += admitted
+        self.by_nodes[bisect_left(NODE_BUCKETS, admitted)] += 1
+        if admitted:
+            self.speculative += 1
+        elif proposed:
+            self.declined += 1
+        else:
+            self.plain += 1
 
 
 @dataclass
@@ -34,8 +73,10 @@ class EngineStats:
     num_drafts, num_draft_tokens, num_accepted_tokens: draft trees verified, their nodes, and the nodes that were
         emitted; accepted_per_pos: the latter by depth (index 0: children of the root). by_drafter: the same by drafter.
     draft_seconds, verify_seconds, accept_seconds, engine_seconds: where rounds' time went, as in `SpeculationStats`.
-    planner_budget: draft nodes that the planner let into the last round, of all requests together.
-    drafter_failures: rounds in which a drafter raised or broke its contract, counted once each.
+    planner_budget: draft nodes that the planner let into the last round, of all requests together. plans: what was
+        decided in all rounds so far.
+    drafter_failures: rounds in which a drafter raised or broke its contract, counted once each, and requests that lost
+        a part of their draft; failures_by_drafter: the same by drafter, a request counting for each that failed it.
     """
 
     running: int = 0
@@ -58,13 +99,21 @@ class EngineStats:
     accept_seconds: float = 0.0
     engine_seconds: float = 0.0
     planner_budget: int = 0
+    plans: PlanCounts = field(default_factory=PlanCounts)
     drafter_failures: int = 0
+    failures_by_drafter: dict[str, int] = field(default_factory=dict)
 
     def count_started(self, prompt_tokens: int, queried: int, found: int) -> None:
         """A request was started for the first time."""
         self.prompt_tokens += prompt_tokens
         self.prefix_cache_queries += queried
         self.prefix_cache_hits += found
+
+    def count_planned(self, requests: int, proposed: int, admitted: int) -> None:
+        """A round was planned: for so many requests that could be drafted for, with so many draft nodes of them all."""
+        self.planner_budget = admitted
+        if requests:
+            self.plans.count(requests, proposed, admitted)
 
     def count_emitted(self, tree: DraftTree, path: Sequence[int], emitted: int) -> None:
         """A request's part of a round: ``tree`` was verified, ``path`` accepted, and ``emitted`` tokens emitted."""
@@ -73,14 +122,16 @@ class EngineStats:
         self.num_drafts += bool(tree.tokens)
         self.num_draft_tokens += len(tree)
         self.num_accepted_tokens += len(accepted)
-        self.accepted_per_pos.extend([0] * (len(accepted) - len(self.accepted_per_pos)))
-        for depth in range(len(accepted)):
-            self.accepted_per_pos[depth] += 1
+        _count_depths(self.accepted_per_pos, range(len(accepted)))
         for source in dict.fromkeys(source for sources in tree.sources for source in sources):
-            counts = self.by_drafter.setdefault(source, DrafterCounts(drafts=0, draft_tokens=0, accepted_tokens=0))
+            counts = self.by_drafter.setdefault(
+                source, DrafterCounts(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_pos=[])
+            )
+            depths = [depth for depth, node in enumerate(accepted) if source in tree.sources[node]]
             counts["drafts"] += 1
             counts["draft_tokens"] += sum(source in sources for sources in tree.sources)
-            counts["accepted_tokens"] += sum(source in tree.sources[node] for node in accepted)
+            counts["accepted_tokens"] += len(depths)
+            _count_depths(counts["accepted_per_pos"], depths)
 
     def add_times(self, *, draft: float, verify: float, accept: float, engine: float) -> None:
         """Add one round's seconds."""
@@ -89,3 +140,11 @@ class EngineStats:
         self.verify_seconds += verify
         self.accept_seconds += accept
         self.engine_seconds += engine
+
+
+def _count_depths(counts: list[int], depths: Sequence[int]) -> None:
+    """Add one to ``counts`` at each of ``depths``, which rise."""
+    if depths:
+        counts.extend([0] * (depths[-1] + 1 - len(counts)))
+    for depth in depths:
+        counts[depth] += 1

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from outrider.grammar.vocabulary import Vocabulary
 
 
-SLOWEST_STEP = 1.0
-"""Seconds of processor time that a grammar may take for one token. Where repetitions are nested, xgrammar's time grows
-with a power of the text's length, and every request of the batch waits for it."""
+STEP = 0.01
+OVERTIME = 1.0
+"""Seconds of processor time that a grammar may take beyond `STEP` for each mask or token, added up over a request. The
+last resort against what `outrider.grammar.ambiguity` does not see: where a text can be read in many ways, xgrammar's
+time grows with a power of its length, and every request of the batch waits for it."""
 
 
 class GrammarMask(TokenMask):
@@ -40,17 +42,18 @@ class GrammarMask(TokenMask):
         self._size = vocabulary.size
         self._words = np.empty((1, -(-vocabulary.size // 32)), dtype=np.int32)
         self._path: list[int] = []
-        self._slowest = 0.0
+        self._overtime = 0.0
 
     def forbidden(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """As in `TokenMask`. Raises NoTokenLeftError, from now on, if a step has taken longer than `SLOWEST_STEP`."""
-        if self._slowest > SLOWEST_STEP:
+        """As in `TokenMask`. Raises NoTokenLeftError, from now on, if its `OVERTIME` is used up."""
+        if self._overtime > OVERTIME:
             raise NoTokenLeftError(
-                f"its grammar took {self._slowest:.1f} s for one token: unnest its repetitions, or simplify it"
+                f"its grammar took {self._overtime:.1f} s more than tokens usually do: unnest its repetitions, or "
+                "simplify it"
             )
         began = time.thread_time()
         ruled_out = self._ruled_out(path)
-        self._slowest = max(self._slowest, time.thread_time() - began)
+        self._count(began)
         return ruled_out
 
     def _ruled_out(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
@@ -65,10 +68,13 @@ class GrammarMask(TokenMask):
         """Raises RuntimeError if the grammar forbids the token, which no acceptance rule lets happen."""
         began = time.thread_time()
         allowed = self._walk_to([token])
-        self._slowest = max(self._slowest, time.thread_time() - began)
+        self._count(began)
         if not allowed:
             raise RuntimeError(f"token {token} was committed against the request's grammar")
         self._path.clear()
+
+    def _count(self, began: float) -> None:
+        self._overtime += max(time.thread_time() - began - STEP, 0.0)
 
     def _walk_to(self, path: Sequence[int]) -> bool:
         """Stand after ``path``, or as far down it as the grammar goes; whether the whole path is allowed."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from outrider.core.errors import SamplingParamsError
+from outrider.grammar.ambiguity import fault_of_regex
 from outrider.grammar.expression import fault_of
 
 _NEVER = (
@@ -138,7 +139,7 @@ def _check_strings(where: str, schema: Mapping[str, Any]) -> None:
     if len(given) + bool(length) > 1:
         _refuse(where, f"{' with '.join([*given, *length][:2])} is not supported; keep one of them")
     for text in (schema.get("pattern"), *(schema.get("patternProperties") or ())):
-        fault = fault_of(text) if isinstance(text, str) else None
+        fault = fault_of(text) or fault_of_regex(text) if isinstance(text, str) else None
         if fault is not None:
             _refuse(where, f"pattern {text!r}: {fault}")
     if "format" in schema and schema["format"] not in _FORMATS:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.errors import SamplingParamsError
+from outrider.grammar.ambiguity import fault_of_grammar
 from outrider.grammar.expression import fault_of
 from outrider.grammar.schema import check_schema
 from outrider.grammar.vocabulary import xgrammar
@@ -40,11 +41,19 @@ def _from_regex(text: str) -> Any:
     fault = fault_of(text)
     if fault is not None:
         raise SamplingParamsError(f"structured_outputs: the regular expression cannot be kept to: {fault}")
-    return xgrammar().Grammar.from_regex(text)
+    return _followed(xgrammar().Grammar.from_regex(text), "regular expression")
 
 
 def _from_ebnf(text: str) -> Any:
-    return xgrammar().Grammar.from_ebnf(text)
+    return _followed(xgrammar().Grammar.from_ebnf(text), "grammar")
+
+
+def _followed(grammar: Any, what: str) -> Any:
+    """The grammar, if its repetitions can be followed in time."""
+    fault = fault_of_grammar(grammar)
+    if fault is not None:
+        raise SamplingParamsError(f"structured_outputs: in this {what}, {fault}")
+    return grammar
 
 
 def _from_choice(texts: tuple[str, ...]) -> Any:
@@ -52,8 +61,13 @@ def _from_choice(texts: tuple[str, ...]) -> Any:
 
 
 def _from_structural_tag(text: str) -> Any:
-    for schema in _schemas_in(json.loads(text)):
+    tag = json.loads(text)
+    for schema in _parts_of(tag, "json_schema", "json_schema"):
         check_schema(schema)
+    for expression in _parts_of(tag, "regex", "pattern"):
+        _from_regex(expression)
+    for grammar in _parts_of(tag, "grammar", "grammar"):
+        _from_ebnf(grammar)
     return xgrammar().Grammar.from_structural_tag(text)
 
 
@@ -73,9 +87,10 @@ def quoted(text: str) -> str:
     return "".join(escapes.get(character, character) for character in text)
 
 
-def _schemas_in(tag: Any) -> list[Any]:
-    """The JSON schemas that a structural tag holds, wherever in it."""
+def _parts_of(tag: Any, kind: str, field: str) -> list[Any]:
+    """What the parts of a type have in a field, wherever in a structural tag they are."""
     if isinstance(tag, dict):
-        own = [tag["json_schema"]] if tag.get("type") == "json_schema" and "json_schema" in tag else []
-        return own + [found for key, part in tag.items() if key != "json_schema" for found in _schemas_in(part)]
-    return [found for part in tag for found in _schemas_in(part)] if isinstance(tag, list) else []
+        own = [tag[field]] if tag.get("type") == kind and field in tag else []
+        inner = [part for key, part in tag.items() if key != "json_schema"]
+        return own + [found for part in inner for found in _parts_of(part, kind, field)]
+    return [found for part in tag for found in _parts_of(part, kind, field)] if isinstance(tag, list) else []

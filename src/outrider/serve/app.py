@@ -33,6 +33,7 @@ def create_app(llm: LLM, config: ServerConfig | None = None) -> FastAPI:
         service.engine.start()
         yield
         await service.engine.close()
+        service.close()
 
     # The pages that FastAPI could add load scripts from elsewhere.
     app = FastAPI(title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

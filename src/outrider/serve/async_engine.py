@@ -36,12 +36,12 @@ _LAST_ROUND = 20.0
 
 @dataclass
 class _Ticket:
-    """One answer in the engine's thread. started: when the round began that gave the request its place in the batch."""
+    """One answer in the engine's thread. started: whether the request has had a place in the batch."""
 
     generation: Generation
     index: int
     request: Request
-    started: float | None = None
+    started: bool = False
     sent: int = 0
 
     def piece(self) -> Piece:
@@ -108,11 +108,15 @@ class AsyncEngine:
         """Answers that wait or run."""
         return sum(generation.open for generation in self._open)
 
-    def submit(self, requests: Iterable[Request], arrival: float) -> Generation:
+    def in_flight_for(self, key: str) -> int:
+        """Those of one API key."""
+        return sum(generation.open for generation in self._open if generation.key == key)
+
+    def submit(self, requests: Iterable[Request], arrival: float, key: str) -> Generation:
         """Queue the requests of one HTTP request. Raises APIError (500) if the engine has failed for good."""
         if not self.alive:
             raise engine_failed()
-        generation = Generation(list(requests), arrival, self._abort)
+        generation = Generation(list(requests), arrival, key, self._abort)
         self._open.add(generation)
         self._post(lambda: self._submit(generation))
         return generation
@@ -150,7 +154,7 @@ class AsyncEngine:
     def _deliver(self, deliveries: Iterable[_Delivery]) -> None:
         for ticket, piece in deliveries:
             generation = ticket.generation
-            self._metrics.observe(ticket.request.id, piece, generation.arrival, ticket.started)
+            self._metrics.observe(ticket.request.id, piece, generation.arrival, started=ticket.started)
             generation.push(piece)
             if not generation.open:
                 self._open.discard(generation)
@@ -206,8 +210,9 @@ class AsyncEngine:
             self._fail([t for t in self._tickets.values() if self._adapter.has_started(t.request)])
             return
         for ticket in self._tickets.values():
-            if ticket.started is None and (self._adapter.has_started(ticket.request) or ticket.request.id in stepped):
-                ticket.started = began
+            if not ticket.started and (self._adapter.has_started(ticket.request) or ticket.request.id in stepped):
+                ticket.started = True
+                self._metrics.count_started(ticket.generation.arrival, began)
         touched = [t for t in self._tickets.values() if t.request.id in stepped or t.request.finished]
         broken = [t.request.error for t in touched if self._adapter.broke_down(t.request)]
         self._hand_over(touched)

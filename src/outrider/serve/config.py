@@ -32,6 +32,10 @@ class ServerConfig:
     max_prompt_tokens: int | None = _option(None, "tokens of a prompt at most; default: what the context holds")
     max_choices: int = _option(16, "answers that one HTTP request may ask for: prompts times n")
     max_concurrent_requests: int = _option(256, "answers waiting or running at most; beyond it clients get 429")
+    max_requests_per_key: int | None = _option(
+        None, "answers waiting or running for one API key at most; default: max_concurrent_requests"
+    )
+    min_priority: int = _option(0, "lowest priority that a request may ask for, 0 or less: lower ones are served first")
     request_timeout: float = _option(600.0, "seconds that an HTTP request may take")
     drain_timeout: float = _option(30.0, "seconds that running requests are given to finish after SIGTERM")
     cors_origin: str | Sequence[str] = _option(
@@ -49,10 +53,13 @@ class ServerConfig:
             raise ConfigError(f"port={self.port} must be between 0 and 65535")
         if not self.host:
             raise ConfigError("host is empty; name an address, such as 127.0.0.1")
-        for name in ("max_body_bytes", "max_prompt_tokens", "max_choices", "max_concurrent_requests"):
+        at_least_one = ("max_body_bytes", "max_prompt_tokens", "max_choices", "max_concurrent_requests")
+        for name in (*at_least_one, "max_requests_per_key"):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise ConfigError(f"{name}={number} must be at least 1")
+        if self.min_priority > 0:
+            raise ConfigError(f"min_priority={self.min_priority} must be 0 or less: requests that ask for none have 0")
         for name in ("request_timeout", "drain_timeout"):
             seconds = getattr(self, name)
             if not 0 <= seconds < math.inf or (name == "request_timeout" and seconds == 0):

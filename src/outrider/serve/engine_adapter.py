@@ -106,14 +106,15 @@ class EngineAdapter:
         params: SamplingParams,
         *,
         tenant: str,
-        priority: int | None,
+        client: str,
+        priority: int,
         speculative: Mapping[str, Any] | None,
     ) -> Request:
-        """A request, not queued yet. Raises a UsageError."""
+        """A request, not queued yet. See `Engine.new_request`. Raises a UsageError."""
         override = None if speculative is None else SpeculativeOverride(**speculative)
         with self._lock:  # the engine hands out ids without one
             return self._llm.engine.new_request(
-                prompt, params, tenant=tenant, priority=priority or 0, speculation=override
+                prompt, params, tenant=tenant, client=client, priority=priority, speculation=override
             )
 
     def abort(self, request: Request) -> None:

@@ -66,6 +66,14 @@ def timed_out(seconds: float) -> APIError:
     return APIError(504, message, kind="timeout_error", code="timeout", headers=NO_RETRY)
 
 
+def too_many(why: str) -> APIError:
+    """There is no room for a request now."""
+    headers = {"Retry-After": "1"}
+    return APIError(
+        429, f"{why}; try again later", kind="rate_limit_error", code="rate_limit_exceeded", headers=headers
+    )
+
+
 def draining() -> APIError:
     message = "the server is shutting down and takes no new requests"
     return APIError(

@@ -44,12 +44,15 @@ class Piece:
 class Generation:
     """Belongs to the event loop. ``requests``: one an answer, in the order of the answers.
 
-    arrival: when the HTTP request came, on the clock of `time.perf_counter`.
+    arrival: when the HTTP request came, on the clock of `time.perf_counter`. key: the API key that it was sent with.
     """
 
-    def __init__(self, requests: Sequence[Request], arrival: float, abort: Callable[[Generation], None]) -> None:
+    def __init__(
+        self, requests: Sequence[Request], arrival: float, key: str, abort: Callable[[Generation], None]
+    ) -> None:
         self.requests = requests
         self.arrival = arrival
+        self.key = key
         self.open = len(requests)
         self._abort = abort
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()

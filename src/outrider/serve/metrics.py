@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outrider.engine.stats import EngineStats
+from outrider.engine.stats import NODE_BUCKETS, EngineStats, PlanCounts
 
 if TYPE_CHECKING:
     from outrider.serve.generation import Piece
@@ -48,6 +48,15 @@ COUNTERS = {
 }
 """Name after the prefix -> field of `EngineStats`, and help."""
 
+PLANS = {
+    "planner_num_requests": ("requests", "Requests that could have been drafted for, summed over rounds"),
+    "planner_num_proposed_tokens": ("proposed", "Draft nodes that drafters proposed"),
+    "planner_num_admitted_tokens": ("admitted", "Draft nodes let into a round: the rest did not pay or found no room"),
+}
+"""Name after the prefix -> field of `PlanCounts`, and help. They count decisions, those of rounds that failed too."""
+
+_DECISIONS = ("speculative", "declined", "plain")
+
 _BY_DRAFTER = {
     "drafter_num_drafts": ("drafts", "Drafts verified that hold a token of this drafter"),
     "drafter_num_draft_tokens": ("draft_tokens", "Draft tokens verified, of this drafter"),
@@ -77,6 +86,29 @@ class EngineCollector(Collector):
         for position, count in enumerate(stats.accepted_per_pos):
             by_position.add_metric([str(position)], count)
         yield by_position
+        yield from self._plans(stats.plans)
+        yield from self._by_drafter(stats)
+
+    def _plans(self, plans: PlanCounts) -> Iterator[Metric]:
+        for name, (source, text) in PLANS.items():
+            yield CounterMetricFamily(PREFIX + name, text, value=getattr(plans, source))
+        rounds = CounterMetricFamily(
+            PREFIX + "planner_rounds",
+            "Rounds by decision: drafts verified, all that was proposed declined, or nothing proposed",
+            labels=["decision"],
+        )
+        for decision in _DECISIONS:
+            rounds.add_metric([decision], getattr(plans, decision))
+        yield rounds
+        bounds = [*(f"{bound:.1f}" for bound in NODE_BUCKETS), "+Inf"]
+        yield HistogramMetricFamily(
+            PREFIX + "planner_round_draft_tokens",
+            "Draft nodes let into a round, of all requests together",
+            buckets=list(zip(bounds, accumulate(plans.by_nodes), strict=True)),
+            sum_value=plans.admitted,
+        )
+
+    def _by_drafter(self, stats: EngineStats) -> Iterator[Metric]:
         for name, (source, text) in _BY_DRAFTER.items():
             family = CounterMetricFamily(
                 PREFIX + name, f"{text} (one that two drafters proposed counts for both)", labels=["drafter"]
@@ -84,6 +116,23 @@ class EngineCollector(Collector):
             for drafter, counts in sorted(stats.by_drafter.items()):
                 family.add_metric([drafter], counts[source])  # type: ignore[literal-required]
             yield family
+        by_position = CounterMetricFamily(
+            PREFIX + "drafter_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, of this drafter, by depth in the draft tree",
+            labels=["drafter", "position"],
+        )
+        for drafter, counts in sorted(stats.by_drafter.items()):
+            for position, count in enumerate(counts["accepted_per_pos"]):
+                by_position.add_metric([drafter, str(position)], count)
+        yield by_position
+        failures = CounterMetricFamily(
+            PREFIX + "drafter_num_failures",
+            "Drafts, or parts of one, lost because this drafter failed",
+            labels=["drafter"],
+        )
+        for drafter, count in sorted(stats.failures_by_drafter.items()):
+            failures.add_metric([drafter], count)
+        yield failures
 
 
 class Metrics:
@@ -100,7 +149,9 @@ class Metrics:
             "inter_token_latency_seconds", "Seconds from one token to the next; 0 within a round", _GAPS
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "Seconds from arrival to the end of the answer")
-        self._queue = self._histogram("request_queue_time_seconds", "Seconds from arrival to a place in the batch")
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Seconds from arrival to a place in the batch, or to the end without one"
+        )
         self._prompt = Counter(PREFIX + "prompt_tokens", "Tokens of prompts", registry=self.registry)
         self._generated = Counter(PREFIX + "generation_tokens", "Tokens of answers", registry=self.registry)
         self._success = Counter(
@@ -116,14 +167,20 @@ class Metrics:
         """A prompt was queued; one with several answers counts once, as in the answer's usage."""
         self._prompt.inc(tokens)
 
-    def observe(self, request_id: int, piece: Piece, arrival: float, started: float | None) -> None:
-        """One piece of an answer was delivered. started: when its request got a place in the batch, if it has."""
+    def count_started(self, arrival: float, started: float) -> None:
+        """A request that came at ``arrival`` got a place in the batch, for the first time. May be called by any thread.
+
+        Both on the clock of `time.perf_counter`.
+        """
+        self._queue.observe(started - arrival)
+
+    def observe(self, request_id: int, piece: Piece, arrival: float, *, started: bool) -> None:
+        """One piece of an answer was delivered. started: whether its request ever got a place in the batch."""
         if piece.token_ids:
             self._generated.inc(len(piece.token_ids))
             previous = self._last_token.get(request_id)
             if previous is None:
                 self._first.observe(piece.times[0] - arrival)
-                self._queue.observe((started or arrival) - arrival)
             for earlier, later in pairwise(piece.times if previous is None else [previous, *piece.times]):
                 self._gap.observe(later - earlier)
             self._last_token[request_id] = piece.times[-1]
@@ -131,7 +188,10 @@ class Metrics:
             self._last_token.pop(request_id, None)
             reason = piece.output.finish_reason if piece.output else "error"
             self._success.labels(finished_reason=reason).inc()
-            self._whole.observe(time.perf_counter() - arrival)
+            now = time.perf_counter()
+            self._whole.observe(now - arrival)
+            if not started:
+                self._queue.observe(now - arrival)
 
     def export(self, stats: EngineStats, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the scraper accepts."""

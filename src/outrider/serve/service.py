@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from outrider.serve.async_engine import AsyncEngine
 from outrider.serve.auth import Keys, load_keys, tenant_of
 from outrider.serve.engine_adapter import EngineAdapter
-from outrider.serve.errors import APIError, draining, engine_failed
+from outrider.serve.errors import APIError, draining, engine_failed, too_many
 from outrider.serve.metrics import Metrics
 from outrider.serve.protocol.base import Body, read
 from outrider.serve.respond import Deadline
@@ -30,6 +33,9 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
 _SEEDS = 1 << 64
+_COMPILERS = 4
+_ENCODERS = 4
+"""Threads that compile grammars, and that encode prompts."""
 _PATIENCE_WITH_BODIES = 4
 """Times the limit that is read, and thrown away, of a body that is too large: most clients read no answer before."""
 
@@ -62,7 +68,9 @@ class Service:
         self.metrics = Metrics({"model_name": self.names[0], **self.adapter.describe()})
         self.engine = AsyncEngine(self.adapter, self.metrics)
         self.draining = False
-        self._preparing = 0
+        self._preparing: Counter[str] = Counter()
+        self._compilers = ThreadPoolExecutor(_COMPILERS, "compile")
+        self._encoders = ThreadPoolExecutor(_ENCODERS, "encode")
         self._keys = Keys(load_keys(config))
 
     # -- before the body is read ---------------------------------------------------------------------------------------
@@ -115,24 +123,57 @@ class Service:
             message = f"there is no model {name[:200]!r} here; this server has {', '.join(self.names)}"
             raise APIError(404, message, param="model", code="model_not_found")
 
-    def check_room(self, answers: int) -> None:
-        """Raises APIError: 400 for more answers than one request may have, 429 while there is no room for them."""
+    def check_room(self, key: str, answers: int) -> None:
+        """Raises APIError: 400 for more answers than one request may have, 429 while there is no room for them, in all
+        or for this key.
+        """
         if answers > self.config.max_choices:
             message = f"{answers} answers (prompts times n) are asked for, and {self.config.max_choices} allowed"
             raise APIError(400, message, param="n", code="invalid_value")
-        busy = self.engine.in_flight + self._preparing
+        own = self.engine.in_flight_for(key) + self._preparing[key]
+        busy = self.engine.in_flight + self._preparing.total()
+        limit = self.config.max_requests_per_key
+        if limit is not None and own + answers > limit:
+            raise too_many(f"this API key has {own} answers waiting or running, and {limit} are allowed")
         if busy + answers > self.config.max_concurrent_requests:
-            message = f"the server is busy with {busy} answers; try again later"
-            headers = {"Retry-After": "1"}
-            raise APIError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+            raise too_many(f"the server is busy with {busy} answers")
 
-    async def prepare(self, call: Call, make: Callable[[], T]) -> T:
+    def priority_of(self, body: SamplingFields) -> int:
+        """The priority that the body asks for; 0 if it asks for none. Raises APIError (400) for one that it must not
+        have: a client may step back as far as it likes, and ahead of others only as far as the server lets it.
+        """
+        priority, least = body.priority or 0, self.config.min_priority
+        if priority < least:
+            message = f"priority {priority} is below the {least} that this server lets clients ask for"
+            raise APIError(400, message, param="priority", code="invalid_value")
+        return priority
+
+    async def prepare(self, call: Call, make: Callable[[], T], *, answers: int = 0, compiles: bool = False) -> T:
         """What ``make`` gives, which takes its time, in another thread. Raises APIError (504) if it takes too long.
 
-        A thread cannot be stopped; what comes too late is dropped.
+        A thread cannot be stopped: what comes too late is dropped, and the ``answers`` that it was for count as long as
+        it runs. compiles: whether it may compile a grammar; those have threads of their own, so that however long they
+        take, what has none does not wait for them.
         """
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop may have ended before the thread
+                loop.call_soon_threadsafe(self._count_preparing, call.key, -answers)
+
+        self._count_preparing(call.key, answers)
+        working = (self._compilers if compiles else self._encoders).submit(make)
+        working.add_done_callback(ended)
         async with call.deadline.enforced():
-            return await asyncio.to_thread(make)
+            return await asyncio.wrap_future(working)
+
+    def _count_preparing(self, key: str, answers: int) -> None:
+        self._preparing[key] += answers
+
+    def close(self) -> None:
+        """Let the threads end that make requests ready; what still waits for one is dropped."""
+        for pool in (self._compilers, self._encoders):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, body: SamplingFields, answers: int, work: Callable[[str], Work], call: Call) -> Generation:
         """Queue what ``work`` makes of the body for a tenant, in another thread: prompts encoded, grammars compiled.
@@ -140,20 +181,24 @@ class Service:
         answers: prompts times n. Raises APIError or a UsageError.
         """
         self.check_model(body.model)
-        self.check_room(answers)
-        self._preparing += answers
-        try:
-            tenant = tenant_of(call.key, body.cache_salt)
-            requests = await self.prepare(call, lambda: self._requests(body, work, tenant))
-        finally:
-            self._preparing -= answers
+        self.check_room(call.key, answers)
+        priority = self.priority_of(body)
+        requests = await self.prepare(
+            call,
+            lambda: self._requests(body, work, call.key, priority),
+            answers=answers,
+            compiles=body.constrained,
+        )
         if self.draining:
             raise draining()
         for request in requests[:: body.choices]:
             self.metrics.count_prompt(len(request.prompt))
-        return self.engine.submit(requests, call.arrival)
+        return self.engine.submit(requests, call.arrival, call.key)
 
-    def _requests(self, body: SamplingFields, work: Callable[[str], Work], tenant: str) -> list[EngineRequest]:
+    def _requests(
+        self, body: SamplingFields, work: Callable[[str], Work], key: str, priority: int
+    ) -> list[EngineRequest]:
+        tenant = tenant_of(key, body.cache_salt)
         made = work(tenant)
         limit = self.config.max_prompt_tokens
         for prompt in made.prompts:
@@ -166,7 +211,8 @@ class Service:
                 prompt,
                 params,
                 tenant=tenant,
-                priority=body.priority,
+                client=tenant_of(key, None),
+                priority=priority,
                 speculative=speculative,
             )
             for prompt in made.prompts

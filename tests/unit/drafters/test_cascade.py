@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -207,16 +207,16 @@ def test_a_tree_beyond_the_budget_is_a_failure_of_its_member() -> None:
 
 def test_failures_are_told_by_request() -> None:
     class FailsFor(Scripted):
-        def take_failures(self) -> frozenset[int]:
-            return frozenset({7})
+        def take_failures(self) -> Mapping[str, frozenset[int]]:
+            return {self.name: frozenset({7})}
 
     member = FailsFor("partly", DraftTree([5], [ROOT], [0.9]))
     views = [make_view([3], request) for request in (1, 7)]
-    assert Cascade([member, Scripted("good", DraftTree())]).take_failures() == {7}
+    assert Cascade([member, Scripted("good", DraftTree())]).take_failures() == {"partly": {7}}
     cascade = Cascade([member, Broken()])
     cascade.propose(views[:1], Budget(4, 4))
-    assert cascade.take_failures() == {1, 7}
-    assert cascade.take_failures() == {7}, "told once"
+    assert cascade.take_failures() == {"partly": {7}, "broken": {1}}
+    assert cascade.take_failures() == {"partly": {7}}, "told once"
 
 
 def _backed() -> DraftTree:

@@ -245,8 +245,8 @@ class TestKV:
         monkeypatch.setattr(executor, "_logits", ill)
         for _ in range(2):
             assert shapes(drafter.propose(views, Budget(4, 4))) == [([], []), expected[1]]
-            assert drafter.take_failures() == {0}
-        assert drafter.take_failures() == frozenset()
+            assert drafter.take_failures() == {drafter.name: {0}}
+        assert drafter.take_failures() == {}
         assert len(caplog.records) == 1
         monkeypatch.undo()
         assert shapes(drafter.propose(views, Budget(4, 4))) == expected

@@ -127,6 +127,12 @@ def test_counters_agree_with_the_requests(caching: bool) -> None:
         assert 0 < counts["drafts"] <= counts["draft_tokens"]
     for name in ("draft_seconds", "verify_seconds", "accept_seconds", "engine_seconds"):
         assert getattr(stats, name) == pytest.approx(getattr(total, name))
+    for counts in stats.by_drafter.values():
+        assert sum(counts["accepted_per_pos"]) == counts["accepted_tokens"]
+    plans = stats.plans
+    assert plans.proposed >= plans.admitted == stats.num_draft_tokens
+    assert sum(plans.by_nodes) == plans.speculative + plans.declined + plans.plain <= stats.rounds
+    assert plans.requests == total.rounds
     assert stats.preemptions == sum(request.preemptions for request in requests) > 0
     assert stats.rounds <= executor.forwards
     assert stats.prefix_cache_queries == (240 if caching else 0)
@@ -145,6 +151,7 @@ def test_failures_are_counted_once_each() -> None:
     run(engine, requests)
     # Two of three rounds: in the last one there is no room for a draft.
     assert engine.stats.drafter_failures == 2
+    assert engine.stats.failures_by_drafter == {"chaos": 2}
     assert [request.statistics.failures for request in requests] == [2, 2]
 
 

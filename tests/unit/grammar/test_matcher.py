@@ -58,6 +58,22 @@ def test_a_grammar_that_grows_ever_slower_is_given_up(monkeypatch: pytest.Monkey
         own.forbidden([])
 
 
+def test_many_slow_tokens_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is quick enough for itself."""
+    clock = iter(range(1000))
+    monkeypatch.setattr("outrider.grammar.matcher.time.thread_time", lambda: next(clock) * 0.11)
+    own = mask(CHOICE)
+    for _ in range(10):
+        assert allowed(own) == {"y", "n"}
+    assert own.forbidden([]) is not None
+    with pytest.raises(NoTokenLeftError, match=r"1\.1 s more"):
+        own.forbidden([])
+    monkeypatch.setattr("outrider.grammar.matcher.time.thread_time", lambda: next(clock) * 0.009)
+    quick = mask(CHOICE)
+    for _ in range(400):
+        quick.forbidden([])
+
+
 def test_a_control_token_among_the_stop_tokens_may_end_the_text() -> None:
     assert allowed(mask(CHOICE, [1]), ids("no")) == {"<s>", "n", *ENDS}
     assert allowed(mask(CHOICE, ids("o")), ids("n")) == {"o"}

@@ -181,6 +181,11 @@ class ChatRequest(SamplingFields):
                 raise refuse(f"tool_choice names none of the tools ({', '.join(known)})", "tool_choice")
         return self
 
+    @property
+    def constrained(self) -> bool:
+        structured = self.response_format is not None and self.response_format.type != "text"
+        return super().constrained or structured or self.tool_choice not in (None, "none", "auto")
+
     def sampling_values(self) -> dict[str, Any]:
         return {
             "max_tokens": None,  # as many as the context holds

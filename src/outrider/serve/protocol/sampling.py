@@ -69,7 +69,9 @@ class SamplingFields(Body):
     regex: Annotated[str, Field(min_length=1)] | None = Field(None, description="the answer matches this expression")
     grammar: Annotated[str, Field(min_length=1)] | None = Field(None, description="the answer is of this EBNF grammar")
     cache_salt: str | None = Field(None, description="keeps what this request says apart from requests with another")
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(None, description="lower runs earlier")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
+        None, description="lower runs earlier; default 0; the server sets how low it may be"
+    )
     speculative: Speculative | None = None
     user: str | None = Field(None, description="without effect")
 
@@ -87,6 +89,11 @@ class SamplingFields(Body):
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar has to be compiled for the answer."""
+        return self.regex is not None or self.grammar is not None
 
     def sampling_values(self) -> dict[str, Any]:
         """Keyword arguments of `SamplingParams`, those that were given, the seed left out."""
