@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
 from outrider import LLM, EngineConfig, RequestOutput, SamplingParams, SpeculativeOverride
 from outrider.bench.prompts import load_prompts
+from outrider.core.structured import StructuredOutputs
 from outrider.engine.request import Request
 from outrider.executors.native import why_unavailable
 
@@ -15,6 +17,13 @@ pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_un
 
 METHODS = (None, "none", "ngram", "suffix", "recycle")
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "frequency_penalty": 0.2}
+SENTENCES = StructuredOutputs(regex=r"([A-Z][a-z]{1,8} (is|was) [a-z]{2,9}\. ){2,9}The end\.")
+KINDS: list[dict[str, Any]] = [
+    {"structured_outputs": SENTENCES, "presence_penalty": 0.4},
+    {"ignore_eos": True},
+    {"stop": ["\n\n", " the"], "stop_token_ids": [29], "min_tokens": 12},
+    {"ignore_eos": True, "min_p": 0.02, "logit_bias": {260: -4.0, 281: 2.0}},
+]
 TIGHT = 320
 
 
@@ -39,7 +48,9 @@ def prompts() -> list[list[int]]:
 
 
 def params(number: int) -> SamplingParams:
-    return SamplingParams(max_tokens=40, seed=number, ignore_eos=True, logprobs=1, **(SAMPLED if number % 2 else {}))
+    """Greedy and sampled, of four kinds. Those that make way first, the last of the least priority, have a grammar."""
+    own = KINDS[0] if number % 3 == 2 else KINDS[1 + number // 3 % 3]
+    return SamplingParams(max_tokens=40, seed=number, logprobs=1, **own, **(SAMPLED if number % 2 else {}))
 
 
 @cache
@@ -77,6 +88,8 @@ def test_all_at_once_is_one_by_one(kv_tokens: int, caching: bool) -> None:
         assert output.logprobs == alone.logprobs, "log-probabilities are equal to the bit"
     stats = llm.engine.stats
     assert (stats.preemptions > 0) == (kv_tokens == TIGHT)
+    moved = [request for request in requests if request.result().preemptions]
+    assert not moved or any(request.sampling.params.structured_outputs for request in moved)
     assert stats.kv_tokens_used == 0
     assert stats.num_accepted_tokens > 0
 

@@ -216,10 +216,10 @@ def test_compilers_that_are_stuck_count_until_they_end_and_hold_up_nobody_else(
         adapter = running.service.adapter
         compiled = adapter.sampling_params
 
-        def slow(values: object, structure: object, param: str) -> object:
+        def slow(values: object, structure: object, param: str, tenant: str) -> object:
             if structure is not None:
                 assert go_on.wait(30)
-            return compiled(values, structure, param)  # type: ignore[arg-type]
+            return compiled(values, structure, param, tenant)  # type: ignore[arg-type]
 
         monkeypatch.setattr(adapter, "sampling_params", slow)
         constrained = {**BODY, "regex": "[a-z]"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,17 @@ from outrider import LLM
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.models.aliases import ALIASES
 from outrider.models.fetch import fetch
-from tests.serve.support import Running, post, serving
-from tests.serve.test_invisible import PARAMETERS
+from tests.serve.support import Running, serving
+from tests.serve.test_invisible import PARAMETERS, ask
 
 MODEL = "smollm2-135m"
 METHODS = ["eagle3", "mtp", "medusa", "suffix+eagle3"]
+STRUCTURED = {"regex", "grammar", "json_object", "json_schema"}
+PROMPT = "One, two, three, four. Again: one, two,"
+ASKED = [
+    {"max_tokens": 32, **own} if "messages" in own else {"max_tokens": 32, "prompt": PROMPT, **own}
+    for own in {**PARAMETERS, "stop": {"temperature": 0, "stop": ["four", "never there"]}}.values()
+]
 
 pytestmark = pytest.mark.slow
 
@@ -26,26 +31,31 @@ def running() -> Iterator[Running]:
     """One server that has all of them, of which a request takes its choice; small, so that some have to make way."""
     fetch(ALIASES[MODEL], progress=False)
     config = SpeculativeConfig(method="suffix+eagle3+mtp+medusa", num_speculative_tokens=8, adaptive=False)
-    sizes = EngineConfig(max_batch_size=8, max_context=512, kv_tokens=512, prefill_chunk=32)
+    sizes = EngineConfig(max_batch_size=8, max_context=192, kv_tokens=192, prefill_chunk=32)
     with serving(LLM(MODEL, config, engine_config=sizes)) as running:
         yield running
 
 
-def choices(running: Running, own: dict[str, Any], method: str) -> tuple[Any, int]:
-    """The answers, and how many draft tokens were verified for them."""
-    asked = {"model": MODEL, "prompt": "One, two, three, four. Again: one, two,", "max_tokens": 32, "seed": 7, **own}
-    status, _, answer = post(running, "/v1/completions", {**asked, "speculative": {"method": method}})
-    assert status == 200, answer
-    statistics = answer["usage"]["speculative"]
-    assert not statistics.get("failures")
-    return answer["choices"], statistics["drafted"]
+@pytest.mark.parametrize("method", METHODS)
+def test_all_at_once_with_a_trained_drafter_is_one_by_one_without(running: Running, method: str) -> None:
+    alone = [ask(running, own, {"method": "none"}, model=MODEL)[0] for own in ASKED]
+    before = running.metrics()["outrider:num_preemptions_total"]
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        together = list(pool.map(lambda own: ask(running, own, {"method": method}, model=MODEL), ASKED))
+    assert running.metrics()["outrider:num_preemptions_total"] > before, "some had to make way"
+    for name, (found, statistics), plain in zip(PARAMETERS, together, alone, strict=True):
+        assert found == plain, name
+        assert statistics["failures"] == 0, name
+    # Where there is no room beside a short text, nothing may be drafted for it.
+    assert sum(statistics["drafted"] > 0 for _, statistics in together) > len(together) // 2
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_all_at_once_with_a_trained_drafter_is_one_by_one_without(running: Running, method: str) -> None:
-    alone = [choices(running, own, "none")[0] for own in PARAMETERS.values()]
-    with ThreadPoolExecutor(len(PARAMETERS)) as pool:
-        together = list(pool.map(lambda own: choices(running, own, method), PARAMETERS.values()))
-    for name, (found, drafted), plain in zip(PARAMETERS, together, alone, strict=True):
-        assert found == plain, name
-        assert drafted > 0 or name == "stop", name  # which ends with the first token
+def test_structures_are_drafted_for_too(running: Running, method: str) -> None:
+    drafted = 0
+    for name, own in zip(PARAMETERS, ASKED, strict=True):
+        if name in STRUCTURED:
+            found, statistics = ask(running, own, {"method": method}, model=MODEL)
+            assert found == ask(running, own, {"method": "none"}, model=MODEL)[0], name
+            drafted += statistics["drafted"]
+    assert drafted > 0

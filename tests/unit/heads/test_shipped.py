@@ -21,9 +21,12 @@ from outrider.models.weights import TensorWeights
 from tests.support.heads import TARGET, random_head
 from tests.unit.heads.checkpoints import write
 
-TRAINED = {"smollm2-135m": {"eagle3", "mtp", "medusa"}}
+TRAINED = {"smollm2-135m": {"eagle3", "mtp", "medusa"}, "qwen2.5-coder-1.5b": {"eagle3"}}
 """What the package brings, by the target's alias."""
-SIZES = {"smollm2-135m": {"hidden_size": 576, "num_layers": 30, "vocab_size": 49152}}
+SIZES = {
+    "smollm2-135m": {"hidden_size": 576, "num_layers": 30, "vocab_size": 49152},
+    "qwen2.5-coder-1.5b": {"hidden_size": 1536, "num_layers": 28, "vocab_size": 151936},
+}
 """As the targets' own files say them."""
 
 
