@@ -17,7 +17,7 @@ NATIVE := $(shell find src/native -name '*.cpp' -o -name '*.h')
 PACKAGE := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-native test-sanitize test-arm check bench format clean
+.PHONY: help run test test-native test-sanitize test-arm check bench soak format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -56,6 +56,9 @@ check: $(DEV_READY)  ## ruff, clang-format, mypy --strict, and the tests of layo
 
 bench: $(RUN_READY)  ## measure every method that needs no second model, on the prompts of the package
 	$(BIN)/outrider bench $(MODEL) --limit 2
+
+soak: $(RUN_READY)  ## five minutes of 16 clients: no request lost, no text changed, memory flat
+	$(BIN)/python benchmarks/soak.py --model $(MODEL) --minutes 5
 
 format: $(DEV_READY)  ## format the code, and mend what ruff can mend
 	$(BIN)/python -m ruff check --fix .

@@ -1,16 +1,19 @@
 """Keep a running server busy for a while, and see that it loses no request and does not grow.
 
-    outrider serve smollm2-135m &
-    python benchmarks/soak.py --url http://127.0.0.1:8000 --model smollm2-135m --minutes 5
+    python benchmarks/soak.py --model smollm2-135m --minutes 5
+    python benchmarks/soak.py --model smollm2-135m --url http://127.0.0.1:8000
 
-Clients send requests of every kind: short and long, streamed to the end or left in the middle, greedy and sampled,
-of several tenants. The same greedy request must give the same text every time. Memory is read from the server's own
-metrics. Exit code 1 if a request was lost, a text changed, memory grew, or the server did not come to rest.
+Without --url it starts ``outrider serve`` itself, with what follows ``--`` as further options. Clients send requests of
+every kind: short and long, streamed to the end or left in the middle, greedy and sampled, with and without a grammar,
+each drafted for in its own way, of more tenants than drafters remember. The text must be that of the same request
+without speculation. Memory is read from the server's own metrics. Exit code 1 if a request was lost, a text changed,
+memory grew, or the server did not come to rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import threading
@@ -20,7 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from http_load import Client, join, metric
+from serving import server
 
+METHODS = (None, "none", "ngram", "suffix", "recycle", "lookahead", "suffix+recycle")
+TENANTS = 48
 RESIDENT = "process_resident_memory_bytes"
 
 
@@ -48,7 +54,7 @@ class Report:
         """What was not as it should be, in words."""
         found = [f"{number} x {error}" for error, number in self.lost.items()]
         if self.changed:
-            found.append(f"{self.changed} greedy answers differ from the first of their kind")
+            found.append(f"{self.changed} answers differ from those without speculation")
         if self.growth > most_growth:
             found.append(f"memory grew by {self.growth:.1%}")
         if not self.at_rest:
@@ -62,7 +68,7 @@ class Soak:
     def __init__(self, url: str, model: str, *, clients: int, seconds: float, key: str | None, seed: int = 0) -> None:
         self.url, self.model, self.key = url, model, key
         self._clients, self._seconds, self._seed = clients, seconds, seed
-        self._texts: dict[tuple[str, int], str] = {}
+        self._plain: dict[str, str] = {}
         self._lock = threading.Lock()
         self.report = Report()
 
@@ -85,11 +91,12 @@ class Soak:
             "prompt": rng.choice(["Once upon a time", "def quicksort(items):", "The quick brown fox"])
             + " and so on" * rng.choice([0, 2, 15]),
             "max_tokens": rng.choice([1, 8, 32, 64]),
-            "cache_salt": f"tenant {rng.randrange(3)}",
         }
-        if rng.random() < 0.6:
+        if rng.random() < 0.2:
+            body |= {"regex": "([A-Z][a-z]{1,9} ){2,20}end"}
+        if rng.random() < 0.5:
             return {**body, "temperature": 0}
-        return {**body, "temperature": 0.9, "top_p": 0.95, "seed": rng.randrange(100), "stop": ["\n\n"]}
+        return {**body, "temperature": 0.9, "top_p": 0.95, "seed": rng.randrange(5), "stop": ["\n\n"]}
 
     def _client(self, number: int) -> None:
         rng = random.Random(self._seed * 1000 + number)
@@ -97,7 +104,12 @@ class Soak:
         while time.perf_counter() < self._end:
             body = self._body(rng)
             leaves = rng.random() < 0.15
-            answer = client.stream("/v1/completions", body, leave_after=rng.randrange(1, 4) if leaves else None)
+            method = rng.choice(METHODS)
+            how = {"cache_salt": f"tenant {rng.randrange(TENANTS)}"} | (
+                {"speculative": {"method": method}} if method else {}
+            )
+            answer = client.stream("/v1/completions", body | how, leave_after=rng.randrange(1, 4) if leaves else None)
+            plain = None if leaves or answer.error else self._plain_text(client, body)
             with self._lock:
                 if answer.error:
                     self.report.lost[answer.error] += 1
@@ -105,10 +117,20 @@ class Soak:
                     self.report.left += 1
                 else:
                     self.report.answered += 1
-                    if body["temperature"] == 0:
-                        first = self._texts.setdefault((body["prompt"], body["max_tokens"]), answer.text)
-                        self.report.changed += answer.text != first
+                    self.report.changed += plain is not None and answer.text != plain
         client.close()
+
+    def _plain_text(self, client: Client, body: dict[str, Any]) -> str | None:
+        """What the request gives without speculation: asked for once, whoever comes first. None if that was lost."""
+        name = json.dumps(body, sort_keys=True)
+        if name not in self._plain:
+            answer = client.stream("/v1/completions", {**body, "speculative": {"method": "none"}})
+            if answer.error:
+                with self._lock:
+                    self.report.lost[answer.error] += 1
+                return None
+            self._plain.setdefault(name, answer.text)
+        return self._plain[name]
 
     def _watch_memory(self, began: float) -> None:
         pause = max(self._seconds / 60, 0.1)
@@ -128,15 +150,16 @@ class Soak:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--api-key")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--growth", type=float, default=0.03, help="share by which memory may grow")
+    parser.add_argument("options", nargs="*", help="further options of the server that is started, after --")
     args = parser.parse_args()
-    soak = Soak(args.url, args.model, clients=args.clients, seconds=args.minutes * 60, key=args.api_key)
-    report = soak.run()
+    with server(args) as url:
+        report = Soak(url, args.model, clients=args.clients, seconds=args.minutes * 60, key=args.api_key).run()
     print(f"{report.answered} answered, {report.left} left in the middle, {sum(report.lost.values())} lost")
     print(f"memory {report.memory[0][1] / 2**20:.0f} -> {report.memory[-1][1] / 2**20:.0f} MiB ({report.growth:+.1%})")
     problems = report.problems(args.growth)

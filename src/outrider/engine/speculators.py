@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_OTHERS = 32
+"""Ways to speculate, beside the engine's own, that are kept for the next request that asks for the same."""
+
 _SLACK = 0.5
 _SOME_ROWS = (1, 2, 4, 8, 16, 32)
 
@@ -85,7 +88,7 @@ class Speculators:
         self._chains_only = chains_only
         self._make = make
         self._default = Speculator(drafter)
-        self._others: dict[tuple[str, ...], Speculator] = {config.members: self._default}
+        self._others: dict[tuple[str, ...], Speculator] = {}
         self.failures = 0
         self.failures_by_drafter: Counter[str] = Counter()
 
@@ -98,11 +101,13 @@ class Speculators:
         return Speculation(speculator, Budget(nodes, self._config.max_draft_depth or nodes))
 
     def _speculator(self, members: tuple[str, ...]) -> Speculator:
-        if not members:
+        if not members or members == self._config.members:
             return self._default
-        if members not in self._others:
-            self._others[members] = Speculator(self._make(members))
-        return self._others[members]
+        found = self._others.pop(members, None) or Speculator(self._make(members))
+        self._others[members] = found
+        if len(self._others) > _MOST_OTHERS:  # requests that are drafted for by it keep it as long as they run
+            del self._others[next(iter(self._others))]
+        return found
 
     # -- the life of a request -----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 
@@ -12,6 +13,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget, SequenceView, Wants
 from outrider.engine.outputs import SpeculationStats
+from outrider.engine.speculators import _MOST_OTHERS
 from outrider.executors.base import CostCurve
 from tests.support.fake_llm import repetitive_logits
 from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
@@ -34,6 +36,21 @@ def test_each_request_is_drafted_for_by_the_method_it_asked_for() -> None:
     found = [sources(request.statistics) for request in requests]
     assert found == [{"chaos"}, set(), {"ngram"}, {"suffix", "recycle"}, {"recycle"}]
     assert len({tuple(request.result().token_ids) for request in requests}) == 1
+
+
+def test_ways_to_speculate_are_not_kept_without_end() -> None:
+    """Clients name members in any order, each of which is another cascade; a running request keeps its own."""
+    engine = make_engine(ChaosDrafter(1), executor=FakeExecutor(repetitive_logits))
+    names = ["ngram", "suffix", "recycle", "lookahead"]
+    orders = ["+".join(order) for size in (2, 3, 4) for order in permutations(names, size)]
+    first = engine.add([5, 6, 7, 5, 6, 7], LONG, speculation=SpeculativeOverride("suffix+ngram"))
+    engine.step()
+    others = [engine.add([5, 6, 7], SamplingParams(max_tokens=2), speculation=SpeculativeOverride(o)) for o in orders]
+    assert len(orders) > _MOST_OTHERS
+    assert len(engine._speculators._others) == _MOST_OTHERS
+    run(engine, [first, *others])
+    assert sources(first.statistics) == {"suffix", "ngram"}
+    assert all(request.result().error is None for request in others)
 
 
 def test_the_number_of_draft_tokens_is_the_requests_own() -> None:
