@@ -195,7 +195,7 @@ void bind_model(nb::module_& m) {
           "set_fusion",
           [](Model& self, FusionKind kind, const Vector& embed_norm, const Vector& feature_norm,
              const PackedMatrix* matrix, const Vector& bias, bool norm_before_residual) {
-            self.fusion = {kind, copied(embed_norm), copied(feature_norm), matrix ? *matrix : PackedMatrix(),
+            self.fusion = {kind,         copied(embed_norm),  copied(feature_norm), matrix ? *matrix : PackedMatrix(),
                            copied(bias), norm_before_residual};
           },
           "kind"_a, "embed_norm"_a.none(), "feature_norm"_a.none(), "matrix"_a.none(), "bias"_a.none(),

@@ -59,3 +59,36 @@ def config_values(folder: Path) -> dict[str, Any]:
 
 def tensors_of(folder: Path, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
     return load_file(folder / file)
+
+
+def deepseek_module(prefix: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+    size = config.hidden_size
+    return {
+        f"{prefix}.enorm.weight": ones(size),
+        f"{prefix}.hnorm.weight": 2 * ones(size),
+        f"{prefix}.eh_proj.weight": normal(size, 2 * size),
+        f"{prefix}.input_layernorm.weight": ones(size),
+        f"{prefix}.shared_head.norm.weight": ones(size),
+        **block(prefix, config),
+    }
+
+
+def mimo_module(prefix: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+    size, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    biases = {f"{prefix}.self_attn.{name}_proj.bias": normal(rows) for name, rows in (("q", q), ("k", kv), ("v", kv))}
+    return {
+        f"{prefix}.token_layernorm.weight": ones(size),
+        f"{prefix}.hidden_layernorm.weight": 2 * ones(size),
+        f"{prefix}.input_proj.weight": normal(size, 2 * size),
+        f"{prefix}.input_layernorm.weight": ones(size),
+        f"{prefix}.final_layernorm.weight": ones(size),
+        **block(prefix, config),
+        **biases,
+    }
+
+
+def carry(folder: Path, extra: dict[str, torch.Tensor], **values: Any) -> None:
+    """Put modules into a target's own checkpoint."""
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | extra, file)
+    (folder / "config.json").write_text(json.dumps(config_values(folder) | values))

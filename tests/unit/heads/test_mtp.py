@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from outrider.core.errors import HeadMismatchError, UnsupportedModelError
 from outrider.heads.load import head_method, load_head
 from outrider.heads.save import save_head
-from outrider.models.config import ModelConfig
 from outrider.models.loader import load_model
 from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
 from tests.support.models import random_model, write_hf_folder
-from tests.unit.heads.checkpoints import block, config_values, normal, ones, tensors_of, write
+from tests.unit.heads.checkpoints import (
+    carry,
+    config_values,
+    deepseek_module,
+    mimo_module,
+    normal,
+    ones,
+    tensors_of,
+    write,
+)
 
 H = TARGET.hidden_size
 
@@ -59,45 +65,12 @@ def test_public_names_and_halves(tmp_path: Path) -> None:
         assert (values["num_hidden_layers"], values["num_nextn_predict_layers"]) == (8, 1)
 
 
-def _deepseek(prefix: str, config: ModelConfig) -> dict[str, torch.Tensor]:
-    size = config.hidden_size
-    return {
-        f"{prefix}.enorm.weight": ones(size),
-        f"{prefix}.hnorm.weight": 2 * ones(size),
-        f"{prefix}.eh_proj.weight": normal(size, 2 * size),
-        f"{prefix}.input_layernorm.weight": ones(size),
-        f"{prefix}.shared_head.norm.weight": ones(size),
-        **block(prefix, config),
-    }
-
-
-def _mimo(prefix: str, config: ModelConfig) -> dict[str, torch.Tensor]:
-    size, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    biases = {f"{prefix}.self_attn.{name}_proj.bias": normal(rows) for name, rows in (("q", q), ("k", kv), ("v", kv))}
-    return {
-        f"{prefix}.token_layernorm.weight": ones(size),
-        f"{prefix}.hidden_layernorm.weight": 2 * ones(size),
-        f"{prefix}.input_proj.weight": normal(size, 2 * size),
-        f"{prefix}.input_layernorm.weight": ones(size),
-        f"{prefix}.final_layernorm.weight": ones(size),
-        **block(prefix, config),
-        **biases,
-    }
-
-
-def _carry(folder: Path, extra: dict[str, torch.Tensor], **values: Any) -> None:
-    """Put modules into a target's own checkpoint."""
-    file = folder / "model.safetensors"
-    save_file(load_file(file) | extra, file)
-    (folder / "config.json").write_text(json.dumps(config_values(folder) | values))
-
-
 @pytest.mark.parametrize(
     ("variant", "model_type", "prefixes", "make"),
     [
-        ("llama", "llama", ["model.layers.3"], _deepseek),
-        ("llama", "llama", ["model.layers.4", "model.layers.3"], _deepseek),
-        ("qwen2", "mimo", ["model.mtp_layers.0"], _mimo),
+        ("llama", "llama", ["model.layers.3"], deepseek_module),
+        ("llama", "llama", ["model.layers.4", "model.layers.3"], deepseek_module),
+        ("qwen2", "mimo", ["model.mtp_layers.0"], mimo_module),
     ],
     ids=["deepseek", "two-modules", "mimo"],
 )
@@ -109,13 +82,13 @@ def test_a_target_that_carries_modules(
     folder = write_hf_folder(model, tmp_path)
     modules = [make(prefix, model.config) for prefix in prefixes]
     extra = {name: tensor for module in modules for name, tensor in module.items()}
-    _carry(folder, extra, model_type=model_type, num_nextn_predict_layers=len(prefixes))
+    carry(folder, extra, model_type=model_type, num_nextn_predict_layers=len(prefixes))
     target = load_model(str(folder))
     assert set(target.weights.names()) == set(random_model(variant).weights.names())
     head = load_head(folder, target.config, "target")
     assert head.config is not None
     assert (head.method, head.num_layers, head.config.num_layers, head.normed) == ("mtp", 3, 1, True)
-    assert head.config.qkv_bias == (make is _mimo)
+    assert head.config.qkv_bias == (make is mimo_module)
     assert torch.equal(head.tensors["model.feature_norm.weight"], 2 * ones(model.config.hidden_size))
     first = modules[-1]
     assert torch.equal(head.tensors["model.layers.0.mlp.up_proj.weight"], first[prefixes[-1] + ".mlp.up_proj.weight"])
@@ -124,13 +97,13 @@ def test_a_target_that_carries_modules(
 def test_modules_that_config_json_does_not_mention_have_no_place(tmp_path: Path) -> None:
     model = random_model("llama")
     folder = write_hf_folder(model, tmp_path)
-    _carry(folder, _deepseek("model.layers.3", model.config))
+    carry(folder, deepseek_module("model.layers.3", model.config))
     with pytest.raises(UnsupportedModelError, match="has no place in a llama model"):
         load_model(str(folder))
 
 
 def test_a_file_of_modules_alone(tmp_path: Path) -> None:
-    tensors = _deepseek("model.layers.8", TARGET) | {
+    tensors = deepseek_module("model.layers.8", TARGET) | {
         "model.layers.8.embed_tokens.weight": normal(96, H),
         "model.layers.8.shared_head.head.weight": normal(96, H),
     }
@@ -148,7 +121,7 @@ def test_a_file_of_modules_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(extra: dict[str, torch.Tensor], says: str, tmp_path: Path) -> None:
-    write(tmp_path, None, _deepseek("model.layers.8", TARGET) | extra)
+    write(tmp_path, None, deepseek_module("model.layers.8", TARGET) | extra)
     with pytest.raises(HeadMismatchError, match=says):
         load_head(tmp_path, TARGET, "target")
 
