@@ -62,9 +62,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
 def requests_of(tenant: str, method: str | None, count: int = 24) -> list[Asked]:
     """Long ones, of which some have the prompt of an earlier one: there is something to remember."""
     override = None if method is None else SpeculativeOverride(method, 6)
-    long = [each for each in workload() if len(each.prompt) > PAGE][: count // 2]
+    free = [each for each in workload() if each.params.structured_outputs is None]
+    long = [each for each in free if len(each.prompt) > PAGE][: count // 2]
     return [
-        Asked(each.prompt, replace(each.params, max_tokens=40, min_tokens=0), tenant, 0, override)
+        Asked(
+            each.prompt, replace(each.params, max_tokens=40, min_tokens=0, repetition_penalty=1.0), tenant, 0, override
+        )
         for each in [*long, *long]
     ]
 
@@ -158,7 +161,9 @@ def test_the_check_would_notice_a_memory_that_is_shared(monkeypatch: pytest.Monk
 def test_texts_are_those_of_plain_decoding() -> None:
     """Under held prices as well: the tests above do not compare one wrong text with another."""
     engine, executor = open_engine("auto")
-    for asked, alone in list(zip(workload(), plain(), strict=True))[:16]:
+    for asked, alone in list(zip(workload(), plain(), strict=True))[:20]:
+        if asked.params.structured_outputs is not None:  # needs another tokenizer than this engine's model has
+            continue
         request = replace(asked, speculation=None).submit(engine)
         finish(engine, executor, [request])
         assert request.result().token_ids == alone.token_ids

@@ -19,7 +19,7 @@ METHODS = ["eagle3", "mtp", "medusa", "suffix+eagle3"]
 STRUCTURED = {"regex", "grammar", "json_object", "json_schema"}
 PROMPT = "One, two, three, four. Again: one, two,"
 ASKED = [
-    {"max_tokens": 32, **own} if "messages" in own else {"max_tokens": 32, "prompt": PROMPT, **own}
+    {"max_tokens": 64, **own} if "messages" in own else {"max_tokens": 64, "prompt": PROMPT, **own}
     for own in {**PARAMETERS, "stop": {"temperature": 0, "stop": ["four", "never there"]}}.values()
 ]
 
