@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 from pathlib import Path
 
 from outrider.cli.options import DEFAULT_MODEL
 from outrider.core.errors import UsageError
 from outrider.heads.handover import ENGINES
 
-_COMMANDS = {
-    "vllm": (
-        "vllm serve TARGET --speculative-config "
-        """'{{"method": "{method}", "model": "{out}", "num_speculative_tokens": 4}}'"""
-    ),
-    "sglang": (
-        "python -m sglang.launch_server --model-path TARGET --speculative-algorithm {algorithm} "
-        "--speculative-draft-model-path {out}"
-    ),
-}
+_TOKENS = 4
 _ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE"}
+"""SGLang's names of methods."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +50,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot write to {args.out}: {error.strerror}") from None
     print(f"{head.method} drafter for {target.name}, for {args.engine}: {args.out}")
     if args.engine in _COMMANDS:
-        algorithm = _ALGORITHMS.get(head.method)
-        print(_COMMANDS[args.engine].format(method=head.method, out=args.out, algorithm=algorithm))
+        print(shlex.join(_COMMANDS[args.engine](head.method, str(args.out))))
     return 0
+
+
+def _vllm(method: str, folder: str) -> list[str]:
+    config = {"method": method, "model": folder, "num_speculative_tokens": _TOKENS}
+    return ["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]
+
+
+def _sglang(method: str, folder: str) -> list[str]:
+    drafter = ["--speculative-algorithm", _ALGORITHMS[method], "--speculative-draft-model-path", folder]
+    return ["python", "-m", "sglang.launch_server", "--model-path", "TARGET", *drafter]
+
+
+_COMMANDS = {"vllm": _vllm, "sglang": _sglang}
+"""How each engine is started with the drafter."""

@@ -78,7 +78,7 @@ def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: Model
     """A head whose configuration is ``values``, whatever the file has besides."""
     where = str(checkpoint.path)
     for key in ("norm_before_fc", "fc_norm", "norm_output"):
-        if values.get(key) or (values.get("eagle_config") or {}).get(key):
+        if values.get(key) or _nested(checkpoint, values).get(key):
             raise UnsupportedModelError(
                 f"{where}: {key}=true, a variant of EAGLE-3 with another norm, is not supported"
             )
@@ -104,6 +104,14 @@ def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: Model
         config=replace(config, logits_size=None if ids is None else len(ids)),
         source=where,
     )
+
+
+def _nested(checkpoint: Checkpoint, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What SGLang keeps under a key of its own."""
+    found = values.get("eagle_config") or {}
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{checkpoint.path}: eagle_config must be an object")
+    return found
 
 
 def fusion_values(head: Head) -> dict[str, Any]:
@@ -133,7 +141,7 @@ def _feature_layers(
         )
     count, rest = divmod(tensors[FEATURES].shape[-1], width)
     own = values.get(_FROM_LAYERS)
-    nested = (values.get("eagle_config") or {}).get(_FROM_LAYERS)
+    nested = _nested(checkpoint, values).get(_FROM_LAYERS)
     try:
         if own:
             layers = tuple(int(layer) for layer in own)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,13 @@ def medusa(tmp_path: Path) -> Path:
 def test_a_drafter_is_written_and_the_command_for_it_printed(
     medusa: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "theirs"
+    out = tmp_path / "their's and mine"
     assert main(["export", str(medusa), "tiny", "--for", "vllm", "--out", str(out)]) == 0
     assert json.loads((out / "config.json").read_text())["truncated_vocab_size"] == 96
     said, command = capsys.readouterr().out.splitlines()
     assert said == f"medusa drafter for tiny, for vllm: {out}"
-    quoted = command.split("'")[1]
-    assert json.loads(quoted) == {"method": "medusa", "model": str(out), "num_speculative_tokens": 4}
+    *_, config = shlex.split(command)
+    assert json.loads(config) == {"method": "medusa", "model": str(out), "num_speculative_tokens": 4}
 
 
 def test_sglang_is_told_its_own_name_of_the_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

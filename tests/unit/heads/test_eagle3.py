@@ -171,6 +171,7 @@ D2T = {"d2t": torch.tensor([3, 4, 8, 90])}
     [
         ({"norm_before_fc": True}, D2T, UnsupportedModelError, "norm_before_fc=true"),
         ({"eagle_config": {"fc_norm": True}}, D2T, UnsupportedModelError, "fc_norm=true"),
+        ({"eagle_config": "none"}, D2T, ModelFileError, "eagle_config must be an object"),
         ({"draft_vocab_size": 5}, D2T, HeadMismatchError, "draft_vocab_size=5, but its map names 4 tokens"),
         ({"hidden_act": "gelu"}, D2T, UnsupportedModelError, "hidden_act"),
         ({"num_attention_heads": None}, D2T, ModelFileError, "the key 'num_attention_heads' is missing"),
