@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -196,3 +200,57 @@ def test_tracked_files_name_no_machine_and_no_registry() -> None:
 def test_a_machine_path_would_be_found() -> None:
     assert FOREIGN.search("see /ho" + "me/someone/file") is not None
     assert FOREIGN.search("a/ho" + "me/x/y") is None
+
+
+def imported(path: Path) -> set[str]:
+    """Top names of the packages that a file imports, the standard library's and the file's own neighbours left out."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    beside = {found.stem for folder in (path.parent, ROOT / "benchmarks") for found in folder.glob("*.py")}
+    return names - set(sys.stdlib_module_names) - beside - {"outrider", "tests"}
+
+
+@functools.cache
+def declared() -> set[str]:
+    """Distributions that ``pip install .[dev]`` brings, by what pyproject.toml names and what those need themselves."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    waiting = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    found: set[str] = set()
+    while waiting:
+        name = plain_name(re.split(r"[^\w.-]", waiting.pop(), maxsplit=1)[0])
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                waiting += [need for need in metadata.requires(name) or () if "extra ==" not in need]
+    return found
+
+
+def plain_name(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@functools.cache
+def owners() -> dict[str, set[str]]:
+    """Importable name -> the distributions that hold it."""
+    return {name: {plain_name(one) for one in all_} for name, all_ in metadata.packages_distributions().items()}
+
+
+def undeclared(path: Path) -> set[str]:
+    return {name for name in imported(path) if not declared() & owners().get(name, set())}
+
+
+@pytest.mark.parametrize("folder", ["src", "tests"])
+def test_every_package_that_is_imported_is_installed_with_the_project(folder: str) -> None:
+    """What happens to lie on one developer's machine is missing from a clean clone."""
+    missing = {str(path): found for path in sorted((ROOT / folder).rglob("*.py")) if (found := undeclared(path))}
+    assert not missing
+
+
+def test_an_undeclared_import_would_be_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("import numpy.linalg\nfrom pip import main\nimport not_there\n")
+    assert undeclared(path) == {"pip", "not_there"}
