@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -99,5 +100,7 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     if not config.is_local and not load_keys(config):
         print(f"outrider: {config.host} can be reached by others, and no API key is set", file=sys.stderr)
     server = Server(llm, config)
+    gc.collect()
+    gc.freeze()  # what is loaded stays for good: collections, which stop all requests, need not look at it again
     server.run()
     return server.exit_code
