@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from outrider.models.loader import Model
 
 DEFAULT_CONTEXT = 8192
+_GLANCE = 0.25
+"""Seconds that somebody's first draft waits for prices. What is not measured then is learned from the rounds."""
 _DEFAULT_FULL_CONTEXTS = 4
 
 
@@ -99,6 +101,10 @@ class Runtime:
             self._cost_curve = self.executor.measure_cost()
         return self._cost_curve
 
+    def _prices(self) -> CostCurve:
+        """What a planner starts with: the measured curve if there is one, else the beginning of one."""
+        return self._cost_curve or self.executor.measure_cost(context=16, patience=_GLANCE)
+
     def engine(self, config: SpeculativeConfig, wrap: Callable[[Drafter], Drafter] | None = None) -> Engine:
         """An engine over this runtime that speculates as ``config`` says, unless a request says otherwise.
 
@@ -117,7 +123,7 @@ class Runtime:
             lambda members: assemble(members, context, made, load_models=False),
             chains_only=not rule.trees,
         )
-        planner = Planner(ForwardPrice(lambda: self.cost_curve), adaptive=config.adaptive)
+        planner = Planner(ForwardPrice(self._prices), adaptive=config.adaptive)
         return Engine(
             self.model, self.executor, self.prefix_cache, speculators, rule, planner, AcceptanceWatch(), self.config
         )

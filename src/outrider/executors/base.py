@@ -12,6 +12,7 @@ caller's business; the executor counts references, and a page is free when nobod
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from outrider.models.loader import Model
 
 _MEASURING_SECONDS = 1.0
+_ENOUGH_ROWS = 16
+"""Rows that are timed in any case: what one request's trees, or a small batch, take."""
 
 COMMITTED = -1
 """Parent of a row that follows the committed prefix directly."""
@@ -275,12 +278,17 @@ class Executor(ABC):
         return ids, values - logits.logsumexp(-1, keepdim=True)
 
     def measure_cost(
-        self, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), context: int = 64, repeats: int = 3
+        self,
+        rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+        context: int = 64,
+        repeats: int = 3,
+        patience: float = math.inf,
     ) -> CostCurve:
         """Time forward passes of a scratch sequence: the price list that the planner works from.
 
         Row counts beyond what the cache or the context can take are left out. Interleaved, medians; made monotone. What
-        takes long is repeated less often: its noise is smaller too.
+        takes long is repeated less often: its noise is smaller too. patience: seconds after which passes of more than
+        16 rows are left out as well, and nothing is repeated.
         """
         context = min(context, self.max_context // 2, self.free_tokens // 2)
         rows = [n for n in rows if context + n + self.page_size <= min(self.free_tokens, self.max_context)] or [1]
@@ -291,16 +299,18 @@ class Executor(ABC):
                 segment = Segment.chain(seq, [0] * context, logits=[context - 1])
                 self.forward([segment], features=self._no_features(context))
                 self.commit(seq, range(context))
-            self._timed(seq, rows[-1])
-            deadline = time.perf_counter() + _MEASURING_SECONDS
+            self._timed(seq, max(n for n in rows if n <= max(_ENOUGH_ROWS, rows[0])))
+            start = time.perf_counter()
             for turn in range(repeats):
-                if turn and time.perf_counter() > deadline:
+                if turn and time.perf_counter() - start > min(patience, _MEASURING_SECONDS):
                     break
                 for n in rows:
-                    times[n].append(self._timed(seq, n))
+                    if n <= _ENOUGH_ROWS or time.perf_counter() - start <= patience:
+                        times[n].append(self._timed(seq, n))
         finally:
             self.close(seq)
         seconds: list[float] = []
+        rows = [n for n in rows if times[n]]
         for n in rows:
             seconds.append(max(statistics.median(times[n]), seconds[-1] if seconds else 0.0))
         return CostCurve(tuple(rows), tuple(seconds))

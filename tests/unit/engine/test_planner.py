@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from outrider.drafters.pace import Pace
 from outrider.engine.planner import Planner
 from outrider.engine.price import ForwardPrice
 from outrider.engine.request import trim
-from outrider.executors.base import CostCurve
+from outrider.executors.base import CostCurve, ForwardOutput, Segment
 from tests.support.fake_llm import fake_llm, use_fakes
 from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
 
@@ -138,9 +139,9 @@ def test_plain_decoding_never_measures_the_machine(monkeypatch: pytest.MonkeyPat
     measured: list[int] = []
     measure = FakeExecutor.measure_cost
 
-    def counted(self: FakeExecutor) -> CostCurve:
+    def counted(self: FakeExecutor, **options: Any) -> CostCurve:
         measured.append(1)
-        return measure(self)
+        return measure(self, **options)
 
     monkeypatch.setattr(FakeExecutor, "measure_cost", counted)
     use_fakes(monkeypatch)
@@ -148,6 +149,46 @@ def test_plain_decoding_never_measures_the_machine(monkeypatch: pytest.MonkeyPat
         assert not measured
         fake_llm(method).generate([[5, 6, 7]], SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
     assert measured, "drafts are planned by prices"
+
+
+def a_second_for_four_rows(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    """An executor whose passes take a quarter of a second a row, by a clock that counts nothing else."""
+    now = [0.0]
+    forward = FakeExecutor.forward
+
+    def timed(self: FakeExecutor, segments: Sequence[Segment], *args: Any, **options: Any) -> ForwardOutput:
+        now[0] += 0.25 * sum(len(segment.tokens) for segment in segments)
+        return forward(self, segments, *args, **options)
+
+    monkeypatch.setattr(FakeExecutor, "forward", timed)
+    monkeypatch.setattr("outrider.executors.base.time.perf_counter", lambda: now[0])
+    return FakeExecutor()
+
+
+def test_somebody_who_waits_gets_the_prices_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = a_second_for_four_rows(monkeypatch)
+    assert executor.measure_cost(patience=0.5) == CostCurve((1, 2, 4, 8, 16), (0.25, 0.5, 1.0, 2.0, 4.0))
+    assert executor.measure_cost().rows == (1, 2, 4, 8, 16, 32, 64)
+    assert executor.measure_cost(rows=(20, 40), patience=0.5) == CostCurve((20,), (5.0,))
+
+
+def test_the_measured_curve_is_what_planners_start_with_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fakes(monkeypatch)
+    asked: list[float | None] = []
+    measure = FakeExecutor.measure_cost
+
+    def noted(self: FakeExecutor, **options: Any) -> CostCurve:
+        asked.append(options.get("patience"))
+        return measure(self, **options)
+
+    monkeypatch.setattr(FakeExecutor, "measure_cost", noted)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    fake_llm("ngram").generate([[5, 6, 7]], params, use_tqdm=False)
+    llm = fake_llm("ngram")
+    curve = llm.cost_curve
+    llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert [patience is not None for patience in asked] == [True, False]
+    assert llm.cost_curve is curve
 
 
 def test_price_follows_a_machine_that_slows_down() -> None:
