@@ -101,14 +101,14 @@ class DraftModelDrafter(Drafter):
             limits = self._limits(view, budget)
             if not limits.nodes:
                 continue
-            missing = self._missing_tokens(view, limits.nodes)
+            run = self._synchronised(view)
+            missing = self._missing_tokens(view, run, limits.nodes)
             if promised + missing > self._executor.free_tokens:
                 # Others go on with what it held, until some of them have ended.
                 self.close(view)
             else:
                 promised += missing
-                growth = growth_for(view, limits, self._width, self._cost_ratio)
-                rounds[i] = _Round(self._synchronised(view), growth)
+                rounds[i] = _Round(run, growth_for(view, limits, self._width, self._cost_ratio))
         self._read_unseen(rounds.values())
         while self._grow_one_level(rounds.values()):
             pass
@@ -144,12 +144,10 @@ class DraftModelDrafter(Drafter):
         room = self._executor.max_context - len(view.tokens) + 1
         return Limits.of(view, replace(budget, depth=min(budget.depth, room)))
 
-    def _missing_tokens(self, view: SequenceView, nodes: int) -> int:
+    def _missing_tokens(self, view: SequenceView, run: _Run, nodes: int) -> int:
         """KV, in whole pages, that the request's text and draft take beyond what it holds."""
         page = self._executor.page_size
-        run = self._runs.get(view.request_id)
-        held = self._executor.length(run.seq) + self._executor.pending(run.seq) if run is not None else 0
-        return max(0, -(-(len(view.tokens) + nodes) // page) - -(-held // page)) * page
+        return (-(-(len(view.tokens) + nodes) // page) - -(-self._executor.length(run.seq) // page)) * page
 
     def _run_of(self, view: SequenceView) -> _Run:
         run = self._runs.get(view.request_id)

@@ -19,6 +19,7 @@ from outrider.executors.base import Executor
 from outrider.executors.native import why_unavailable
 from outrider.executors.torch.executor import TorchExecutor
 from outrider.heads import shipped
+from outrider.heads.head import METHODS
 from outrider.heads.save import save_head
 from outrider.models.loader import Model, load_model
 from tests.support.heads import random_head
@@ -27,7 +28,16 @@ from tests.support.models import random_model, write_hf_folder
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())))
 EXECUTOR = pytest.mark.parametrize("executor", ["torch", NATIVE])
 LIMIT = 1_000_000
-DRAFTERS = {"none": 0, "draft_model": 1, "eagle3": 1, "medusa": 0, "eagle3+draft_model+suffix": 2, "auto": 1}
+DRAFTERS = {
+    "none": 0,
+    "draft_model": 1,
+    "eagle": 1,
+    "eagle3": 1,
+    "mtp": 1,
+    "medusa": 0,
+    "eagle3+draft_model+suffix": 2,
+    "auto": 1,
+}
 """Methods, and how many KV caches they have beside the target's."""
 
 
@@ -49,11 +59,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Executor]]:
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """A model with an EAGLE-3 and a Medusa head at hand; a draft model lies in ``tmp_path / "draft"``."""
+    """A model with a head of every method at hand; a draft model lies in ``tmp_path / "draft"``."""
     model = replace(random_model("llama", num_layers=6), name="small")
-    for method in ("eagle3", "medusa"):
-        ids = torch.arange(0, model.config.vocab_size, 2)
-        head = random_head(method, model.config, draft_ids=ids, own_output=True)
+    for method in METHODS:
+        ids = torch.arange(0, model.config.vocab_size, 2) if method == "eagle3" else None
+        head = random_head(method, model.config, draft_ids=ids, own_output=method == "eagle3")
         save_head(head, tmp_path / "shipped" / model.name / method)
     monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "shipped")
     (tmp_path / "draft").mkdir()
