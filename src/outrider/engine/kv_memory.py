@@ -27,9 +27,9 @@ class KVMemory:
         """
         together = sum(page_bytes(config) for config in configs)
         if limit < together:
-            caches = "KV" if len(configs) == 1 else f"each of {len(configs)} KV caches, the target's and its drafters'"
+            drafters = f" for the target and {len(configs) - 1} of its drafters" if len(configs) > 1 else ""
             raise ConfigError(
-                f"kv_cache_memory={limit} does not hold a page of {caches}, which takes {together} bytes; raise it"
+                f"kv_cache_memory={limit} does not hold one page of KV{drafters}: {together} bytes are needed; raise it"
             )
         self._limit = limit
         self._pages = limit // together

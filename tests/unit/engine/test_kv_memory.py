@@ -135,7 +135,7 @@ def test_a_page_of_each_must_fit(executor: str, target: Model, tmp_path: Path, o
     assert [each.total_tokens for each in opened] == [16, 16, 16]
     opened.clear()
     for config, need in ((method, together), ("none", alone)):
-        message = f"kv_cache_memory={need - 1} does not hold a page .* takes {need} bytes; raise it"
+        message = f"kv_cache_memory={need - 1} does not hold one page of KV.*: {need} bytes are needed; raise it"
         with pytest.raises(ConfigError, match=message) as refused:
             open_llm(target, executor, config, need - 1)
         assert "\n" not in str(refused.value)
