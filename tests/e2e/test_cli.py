@@ -88,6 +88,19 @@ def test_bench_measures_and_saves(tmp_path: Path) -> None:
     assert record["cost_curve"]["rows"][0] == 1
 
 
+def test_memory_of_the_kv_cache_is_for_every_drafter_of_a_command(tmp_path: Path) -> None:
+    """Bench has those of all its methods open at once; where nothing fits, one line says what it takes."""
+    results = tmp_path / "results.json"
+    outrider(
+        *("bench", MODEL, "--methods", "none,auto,eagle3+suffix", "--categories", "qa", "--limit", "1"),
+        *("--max-tokens", "4", "--kv-cache-memory", "32MiB", "--output", str(results)),
+    )
+    assert len(json.loads(results.read_text())["rows"]) == 3
+    done = outrider("generate", "hi", "--model", MODEL, "--kv-cache-memory", "100kB", code=2)
+    assert "does not hold one page of KV for the target and 1 of its drafters" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_bad_input_is_told_in_one_line() -> None:
     done = outrider("generate", "hi", "--model", "smollm2-135", code=2)
     assert done.stdout == ""

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +25,13 @@ from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.pace import Pace
 from outrider.engine.runtime import _OpenAlike
+from outrider.executors import EXECUTORS as EXECUTOR_KINDS
 from outrider.executors.native import why_unavailable
+from outrider.heads import shipped
 from outrider.heads.head import Head
+from outrider.heads.save import save_head
 from tests.support.heads import random_head
-from tests.support.models import random_model
+from tests.support.models import random_model, write_hf_folder
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())))
 EXECUTORS = pytest.mark.parametrize("executor", ["torch", NATIVE])
@@ -151,6 +155,33 @@ def test_a_text_that_begins_in_the_prefix_cache_is_the_same(executor: str) -> No
         outputs = [model.generate(prompt, own)[0] for prompt, own in zip(PROMPTS, PARAMS, strict=True)]
         check(outputs, plain(executor))
     assert outputs[1].cached_tokens > 0
+
+
+@EXECUTORS
+@pytest.mark.parametrize("method", ["eagle3", "eagle3+draft_model"])
+def test_one_in_memory_that_is_too_small_for_all_changes_none(
+    executor: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kv_cache_memory` is for the KV of target and drafters together, so that requests have to make way."""
+    model = replace(llm(executor).model, name="target")
+    ids = torch.arange(0, model.config.vocab_size, 2)
+    head = random_head("eagle3", model.config, draft_ids=ids, own_output=True, seed=5)
+    save_head(head, tmp_path / "target" / "eagle3")
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
+    config: dict[str, object] = {"method": method, "num_speculative_tokens": 12, "adaptive": False}
+    if "draft_model" in method:
+        config["model"] = str(write_hf_folder(random_model("llama", num_layers=2, seed=1), tmp_path))
+    dtype = "float32" if executor == "torch" else "auto"
+    layers = replace(model.config, num_layers=6 + 1 + 2 * ("draft_model" in method))
+    page_bytes = EXECUTOR_KINDS.get(executor).kv_page_bytes(layers, dtype=dtype, device="cpu")
+    sizes = EngineConfig(max_batch_size=5, prefill_chunk=16, kv_cache_memory=10 * page_bytes)
+    drafted = LLM(model, config, executor=executor, dtype=dtype, engine_config=sizes, threads=1)
+    assert drafted.executor.total_tokens == 160
+    outputs = drafted.generate(PROMPTS, PARAMS, use_tqdm=False)
+    check(outputs, plain(executor))
+    assert sum(output.preemptions for output in outputs) > 0
+    for member in method.split("+"):
+        assert sum(output.statistics.drafted_by_source.get(member, 0) for output in outputs) > 0
 
 
 @EXECUTORS

@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         plot.check(args.plot)
     if baseline(methods) is None:
         note("'none' is not among the methods: there will be no speed-up")
-    llm = open_llm(args, SpeculativeConfig(method="none"))  # each method gets a drafter of its own
+    # Each method gets a drafter of its own.
+    llm = open_llm(args, SpeculativeConfig(method="none"), reserve_for=[method.config for method in methods])
     settings = Settings(params, args.system, args.shared_tenant)
     context = _context(args, llm, methods, settings)
     with _Progress(sum(len(prompt.turns) for prompt in prompts) * len(methods)) as progress:

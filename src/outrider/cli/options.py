@@ -105,10 +105,11 @@ def open_llm(
     args: argparse.Namespace,
     speculative_config: SpeculativeConfig,
     sizes: Callable[[ModelConfig], EngineConfig] | None = None,
+    reserve_for: Sequence[SpeculativeConfig] = (),
 ) -> LLM:
     """Load the model. What can be refused without PyTorch, whose import takes seconds, is refused before.
 
-    sizes: the engine's, by the model, where they are not the user's to choose.
+    sizes: the engine's, by the model, where they are not the user's to choose. reserve_for: see `LLM`.
     """
     from outrider.executors import check_executor
     from outrider.models.loader import load_model
@@ -129,6 +130,7 @@ def open_llm(
         quantization=args.quantization,
         threads=args.threads,
         engine_config=engine_config,
+        reserve_for=reserve_for,
     )
     if llm.quantization_error is not None:
         from outrider.cli.terminal import note

@@ -226,11 +226,13 @@ class EngineConfig:
         2048, "rows per forward pass, all requests together: decoding ones first, then prompts"
     )
     kv_tokens: int | None = _option(
-        None, "tokens that the KV cache holds; default: a batch, or four sequences, of the longest"
+        None,
+        "tokens that the KV cache holds, and as many in that of each drafter's model; default: a batch, or four "
+        "sequences, of the longest",
     )
     kv_cache_memory: str | int | None = _option(
         None,
-        "memory of the KV cache, not a draft model's, in place of kv_tokens: bytes, or with a unit, as in 2GiB",
+        "memory for all KV, drafters' models included, in place of kv_tokens: bytes, or with a unit, as in 2GiB",
     )
     enable_prefix_caching: bool = _option(True, "use the KV of equal beginnings of prompts again, within a tenant")
 

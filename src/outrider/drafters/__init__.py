@@ -14,6 +14,7 @@ from outrider.core.registry import Registry
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Drafter, DrafterContext
+    from outrider.models.config import ModelConfig
 
 DRAFTERS: Registry[type[Drafter]] = Registry(
     "speculative method",
@@ -51,14 +52,8 @@ def assemble(
     """
     from outrider.drafters.cascade import Cascade
 
-    names: list[str] = []
-    for member in members:
-        if member == "auto":
-            names.extend(AUTO)
-            names.extend(_learned(context) if load_models else [name for name in LEARNED if name in made][:1])
-        else:
-            names.append(check_method(member))
-    names = list(dict.fromkeys(names))
+    at_hand = [name for name in LEARNED if name in made][:1]
+    names = _names(members, _learned(context) if load_models and "auto" in members else at_hand)
     for name in names:
         if name not in made:
             if DRAFTERS.get(name).needs_model and not load_models:
@@ -69,6 +64,25 @@ def assemble(
             made[name] = DRAFTERS.get(name)(context)  # type: ignore[call-arg]
     drafters = [made[name] for name in names]
     return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
+
+
+def kv_configs(context: DrafterContext) -> list[ModelConfig]:
+    """Of the models that the drafters of ``context.config`` will open executors with a KV cache for, one each.
+
+    Raises as `assemble`. What had to be read is kept in ``context.read``.
+    """
+    members = context.config.members
+    names = _names(members, _learned(context) if "auto" in members else ())
+    found = [DRAFTERS.get(name).kv_config(context) for name in names]
+    return [config for config in found if config is not None]
+
+
+def _names(members: Sequence[str], learned: Sequence[str]) -> list[str]:
+    """The drafters that ``members`` stand for, once each. learned: those that ``auto`` has beside its own."""
+    names: list[str] = []
+    for member in members:
+        names.extend((*AUTO, *learned) if member == "auto" else [check_method(member)])
+    return list(dict.fromkeys(names))
 
 
 def _learned(context: DrafterContext) -> Sequence[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import ConfigError
 from outrider.core.noise import Stream
 from outrider.core.tree import DraftTree
+from outrider.drafters.read_once import ReadOnce
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from outrider.core.config import SpeculativeConfig
     from outrider.core.sampling import SamplingState
     from outrider.executors.base import Dense, Executor
+    from outrider.models.config import ModelConfig
     from outrider.models.loader import Model
 
 
@@ -125,6 +127,15 @@ class Drafter(ABC):
     minds_price: bool = False
     """Whether `propose` itself keeps to what pays at ``Budget.price``, so that nobody need limit its depth."""
 
+    @classmethod
+    def kv_config(cls, context: DrafterContext) -> ModelConfig | None:
+        """Configuration of the model that it will run in an executor with a KV cache; None: it opens none.
+
+        Asked before anything is opened, so that all that keeps KV fits in the memory that is set for it. What has to be
+        read for that is left in ``context.read``.
+        """
+        return None
+
     def open(self, view: SequenceView) -> None:  # noqa: B027  (optional hook)
         """A request starts; its prompt is in ``view.tokens``."""
 
@@ -159,11 +170,13 @@ class DrafterContext:
 
     config: the user's configuration. target: the target model. open_executor: builds an executor of the engine's kind
     for another model (None: for the target itself), for drafters that run a model of their own.
+    read: models and heads that were read for `Drafter.kv_config`, to be run by the drafter that is built next.
     """
 
     config: SpeculativeConfig
     target: Model
     open_executor: OpenExecutor
+    read: ReadOnce = field(default_factory=ReadOnce, compare=False)
 
 
 class OpenExecutor(ABC):

@@ -19,10 +19,12 @@ from outrider.drafters.failures import Failures
 from outrider.drafters.growth import Limits
 from outrider.drafters.vocabulary import check_vocabulary, fit_logits
 from outrider.executors.base import COMMITTED, Segment
-from outrider.models.loader import load_model
+from outrider.models.loader import Model, load_model
 
 if TYPE_CHECKING:
     import torch
+
+    from outrider.models.config import ModelConfig
 
 _CHUNK = 512
 """Rows of one forward pass, all requests together, while the draft model reads what it has not seen."""
@@ -63,10 +65,8 @@ class DraftModelDrafter(Drafter):
     def __init__(self, context: DrafterContext) -> None:
         """Loads the model. Raises what `load_model` raises, and VocabularyMismatchError."""
         config, target = context.config, context.target
-        assert config.model is not None, "SpeculativeConfig sees to it that draft_model comes with a model"
-        model = target
-        if config.model != target.name:
-            model = load_model(config.model)
+        model = _draft_model(context)
+        if model is not target:
             check_vocabulary(target, model)
         self._executor = context.open_executor(model)
         self._vocab_size = target.config.vocab_size
@@ -74,6 +74,10 @@ class DraftModelDrafter(Drafter):
         self._cost_ratio = parameters(model.config) / parameters(target.config) if config.adaptive else None
         self._runs: dict[int, _Run] = {}
         self._failures = Failures(self.name)
+
+    @classmethod
+    def kv_config(cls, context: DrafterContext) -> ModelConfig:
+        return _draft_model(context, keep=True).config
 
     def open(self, view: SequenceView) -> None:
         """Read a short prompt but for its last token, the root of the first draft; a long one comes in chunks.
@@ -97,14 +101,14 @@ class DraftModelDrafter(Drafter):
             limits = self._limits(view, budget)
             if not limits.nodes:
                 continue
-            missing = self._missing_tokens(view, limits.nodes)
+            run = self._synchronised(view)
+            missing = self._missing_tokens(view, run, limits.nodes)
             if promised + missing > self._executor.free_tokens:
                 # Others go on with what it held, until some of them have ended.
                 self.close(view)
             else:
                 promised += missing
-                growth = growth_for(view, limits, self._width, self._cost_ratio)
-                rounds[i] = _Round(self._synchronised(view), growth)
+                rounds[i] = _Round(run, growth_for(view, limits, self._width, self._cost_ratio))
         self._read_unseen(rounds.values())
         while self._grow_one_level(rounds.values()):
             pass
@@ -140,12 +144,10 @@ class DraftModelDrafter(Drafter):
         room = self._executor.max_context - len(view.tokens) + 1
         return Limits.of(view, replace(budget, depth=min(budget.depth, room)))
 
-    def _missing_tokens(self, view: SequenceView, nodes: int) -> int:
+    def _missing_tokens(self, view: SequenceView, run: _Run, nodes: int) -> int:
         """KV, in whole pages, that the request's text and draft take beyond what it holds."""
         page = self._executor.page_size
-        run = self._runs.get(view.request_id)
-        held = self._executor.length(run.seq) + self._executor.pending(run.seq) if run is not None else 0
-        return max(0, -(-(len(view.tokens) + nodes) // page) - -(-held // page)) * page
+        return (-(-(len(view.tokens) + nodes) // page) - -(-self._executor.length(run.seq) // page)) * page
 
     def _run_of(self, view: SequenceView) -> _Run:
         run = self._runs.get(view.request_id)
@@ -235,3 +237,12 @@ class DraftModelDrafter(Drafter):
     def _logits(self, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
         """Rows of logits, cut or padded to the target's vocabulary."""
         return fit_logits(self._executor.forward(segments).logits, self._vocab_size).unbind()
+
+
+def _draft_model(context: DrafterContext, *, keep: bool = False) -> Model:
+    """The model that the configuration names, which may be the target. keep: see `ReadOnce`."""
+    name = context.config.model
+    assert name is not None, "SpeculativeConfig sees to it that draft_model comes with a model"
+    if name == context.target.name:
+        return context.target
+    return context.read.get(("model", name), lambda: load_model(name), keep=keep)

@@ -20,6 +20,7 @@ from outrider.drafters.feature_runs import FeatureRun, FeatureRuns
 from outrider.drafters.features import Features, States
 from outrider.drafters.growth import Limits
 from outrider.drafters.guesses import CANDIDATES, Guesses
+from outrider.drafters.heads import head_for
 from outrider.executors.base import COMMITTED, Segment
 from outrider.heads.head import FEATURES
 from outrider.heads.standalone import output_rows
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from outrider.executors.base import Executor
     from outrider.heads.head import Head
+    from outrider.models.config import ModelConfig
 
 _DEPTH = 7
 """Levels of a tree, unless the configuration says otherwise."""
@@ -86,8 +88,6 @@ class FeatureDrafter(Drafter):
         """
         config, target = context.config, context.target
         if head is None:
-            from outrider.drafters.heads import head_for
-
             head = head_for(context, self.name)
         model = _model(head, target)
         self._executor: Executor = context.open_executor.head(model)
@@ -103,6 +103,10 @@ class FeatureDrafter(Drafter):
         self.deepest = self._depth
         if config.tree_width == 1:
             self.default_tokens = _DEPTH
+
+    @classmethod
+    def kv_config(cls, context: DrafterContext) -> ModelConfig | None:
+        return head_for(context, cls.name, keep=True).config
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         limits = self._fitting(views, budget)

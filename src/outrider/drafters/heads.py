@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def head_for(context: DrafterContext, method: str) -> Head:
-    """The head that the drafter of ``method`` is to run.
+def head_for(context: DrafterContext, method: str, *, keep: bool = False) -> Head:
+    """The head that the drafter of ``method`` is to run. keep: see `ReadOnce`.
 
     Raises ConfigError, naming ``outrider train``, if there is none, and what `locate_head` and `load_head` raise.
     """
@@ -32,8 +32,9 @@ def head_for(context: DrafterContext, method: str) -> Head:
             f"method {method!r} needs a drafter that was trained for {target.name}, and none comes with it; name one "
             f"as 'model', or make one: outrider train {target.name} --method {method}"
         )
-    _log.info("method %s drafts with %s", method, path)
-    return load_head(path, target.config, target.name)
+    if not keep:
+        _log.info("method %s drafts with %s", method, path)
+    return context.read.get(("head", method, str(path)), lambda: load_head(path, target.config, target.name), keep=keep)
 
 
 def best_head(context: DrafterContext) -> str | None:

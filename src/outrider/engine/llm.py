@@ -49,16 +49,21 @@ class LLM:
         quantization: str | None = None,
         threads: int | None = None,
         engine_config: EngineConfig | None = None,
+        reserve_for: Sequence[SpeculativeConfig | Mapping[str, Any] | str] = (),
     ) -> None:
         """model: an alias, a path, a hub id, or a `Model`. speculative_config: see `SpeculativeConfig`; a method's name
         alone will do; None is ``auto``. executor: "native" (kernels for CPUs), "torch", or "auto": the native one where
         it can run. dtype: "auto", "float32", "bfloat16" or "float16"; anything but "auto" is for the torch executor.
         quantization: "int8" or "int4", to quantise float weights at load (native). threads: default: one per core.
+        reserve_for: what else `with_speculation` will be given, to be kept side by side, so that ``kv_cache_memory``
+        has room for the KV of those drafters too. Without that limit nothing has to be set aside.
 
         Raises a UsageError (unknown name, bad value, broken file) with one clear line.
         """
         config = as_speculative_config(speculative_config)
-        check_names(config, executor)
+        every = [config, *map(as_speculative_config, reserve_for)]
+        for each in every:
+            check_names(each, executor)
         loaded = load_model(model) if isinstance(model, str) else model
         runtime = Runtime(
             loaded,
@@ -68,6 +73,7 @@ class LLM:
             quantization=quantization,
             threads=threads,
             config=engine_config or EngineConfig(),
+            speculative=every,
         )
         if runtime.executor.quantization_error is not None:
             log.info("%s: %s", loaded.name, runtime.executor.quantization_error)
@@ -87,6 +93,8 @@ class LLM:
     ) -> LLM:
         """Another LLM over the same weights and KV cache that speculates differently. Use one at a time.
 
+        Its drafters open KV caches of their own beside those of this LLM's. Under ``kv_cache_memory`` there is room for
+        them if they are in ``reserve_for``, or if those they come in place of are no longer in use; else ConfigError.
         wrap: takes the drafter that the configuration names and returns the one to use in its place, for audits and
         experiments.
         """

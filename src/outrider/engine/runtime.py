@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.acceptance import RULES
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.drafters import assemble
+from outrider.drafters import assemble, kv_configs
 from outrider.drafters.base import DrafterContext, OpenExecutor
+from outrider.drafters.read_once import ReadOnce
 from outrider.engine.engine import Engine
 from outrider.engine.health import AcceptanceWatch
+from outrider.engine.kv_memory import KVMemory
 from outrider.engine.names import check_names
 from outrider.engine.planner import Planner
 from outrider.engine.prefix_cache import PrefixCache
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.core.config import SpeculativeConfig
     from outrider.drafters.base import Drafter
     from outrider.executors.base import CostCurve, Dense, Executor
+    from outrider.models.config import ModelConfig
     from outrider.models.loader import Model
 
 DEFAULT_CONTEXT = 8192
@@ -38,6 +41,7 @@ class Runtime:
     """Model and executor, and the recipe by which executors of drafters are opened.
 
     The KV cache has the size that is configured; else it holds a few sequences of full length, or all of a small batch.
+    ``config.kv_cache_memory`` is for the KV of drafters too: of those that ``speculative`` names, a KV cache each.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Runtime:
         quantization: str | None,
         threads: int | None,
         config: EngineConfig,
+        speculative: Sequence[SpeculativeConfig] = (),
     ) -> None:
         self.model = model
         self.config = config
@@ -65,7 +70,9 @@ class Runtime:
         self._kv_tokens = config.kv_tokens
         if config.kv_cache_memory is None and config.kv_tokens is None:
             self._kv_tokens = min(config.max_batch_size, _DEFAULT_FULL_CONTEXTS) * (self.max_context + 64)
-        self.executor = self._open(model, self._kv_tokens, config.kv_bytes)
+        self._read = ReadOnce()
+        self._kv_memory = None if config.kv_bytes is None else self._divided(config.kv_bytes, speculative)
+        self.executor = self._open(model, self._kv_tokens)
         if config.max_context is not None and self.executor.max_context < config.max_context:
             raise ConfigError(
                 f"max_context={config.max_context} does not fit a KV cache of {self.executor.total_tokens} tokens; "
@@ -78,21 +85,45 @@ class Runtime:
     def open_executor(self, model: Model, *, quantize: bool = True) -> Executor:
         """An executor of this runtime's kind for a drafter's model, whose KV holds as many tokens as the target's.
 
-        quantize: whether `quantization` is for this model too.
+        quantize: whether `quantization` is for this model too. Raises ConfigError if `kv_cache_memory` has no room.
         """
-        return self._open(model, self.executor.total_tokens, None, quantize=quantize)
+        return self._open(model, self.executor.total_tokens, quantize=quantize)
 
-    def _open(self, model: Model, kv_tokens: int | None, kv_memory: int | None, *, quantize: bool = True) -> Executor:
-        return EXECUTORS.get(self.executor_name)(
-            model,
-            dtype=self._dtype,
-            device=self._device,
-            quantization=self._quantization if quantize else None,
-            threads=self._threads,
-            kv_tokens=kv_tokens,
-            kv_memory=kv_memory,
-            max_context=min(self.max_context, model.config.max_position),
-        )
+    def open_head(self, model: Model) -> Executor:
+        """The same for a model that reads the target's hidden states: see `Executor.open_head`."""
+        target = self.executor
+        sizes = {"kv_tokens": target.total_tokens, "max_context": self.max_context}
+        return self._within_memory(model, lambda: target.open_head(model, **sizes))
+
+    def _open(self, model: Model, kv_tokens: int | None, *, quantize: bool = True) -> Executor:
+        def opened() -> Executor:
+            return EXECUTORS.get(self.executor_name)(
+                model,
+                dtype=self._dtype,
+                device=self._device,
+                quantization=self._quantization if quantize else None,
+                threads=self._threads,
+                kv_tokens=kv_tokens,
+                kv_memory=None if self._kv_memory is None else self._kv_memory.bytes_of(model.config),
+                max_context=min(self.max_context, model.config.max_position),
+            )
+
+        return self._within_memory(model, opened)
+
+    def _within_memory(self, model: Model, opened: Callable[[], Executor]) -> Executor:
+        return opened() if self._kv_memory is None else self._kv_memory.open(model, opened)
+
+    def _divided(self, limit: int, speculative: Sequence[SpeculativeConfig]) -> KVMemory:
+        factory = EXECUTORS.get(self.executor_name)
+
+        def page_bytes(config: ModelConfig) -> int:
+            return factory.kv_page_bytes(config, dtype=self._dtype, device=self._device)
+
+        drafters = [config for own in speculative for config in kv_configs(self._context(own))]
+        return KVMemory(limit, page_bytes, [self.model.config, *drafters])
+
+    def _context(self, config: SpeculativeConfig) -> DrafterContext:
+        return DrafterContext(config, self.model, _OpenAlike(self), self._read)
 
     @property
     def cost_curve(self) -> CostCurve:
@@ -114,7 +145,7 @@ class Runtime:
         rule = RULES.get(config.acceptance)(config)
         if not rule.trees:
             config = replace(config, tree_width=1)
-        context = DrafterContext(config, self.model, _OpenAlike(self))
+        context = self._context(config)
         made: dict[str, Drafter] = {}
         drafter = assemble(config.members, context, made)
         speculators = Speculators(
@@ -141,8 +172,7 @@ class _OpenAlike(OpenExecutor):
         return self._runtime.open_executor(model, quantize=model.weights.are_floats())
 
     def head(self, model: Model) -> Executor:
-        target = self._runtime.executor
-        return target.open_head(model, kv_tokens=target.total_tokens, max_context=self._runtime.max_context)
+        return self._runtime.open_head(model)
 
     def dense(self, weight: torch.Tensor) -> Dense:
         return self._runtime.executor.dense(weight)

@@ -65,8 +65,8 @@ class PlanCounts:
 class EngineStats:
     """Counters only grow; the sums over all requests' `SpeculationStats` agree with them.
 
-    running, waiting: requests now. kv_tokens_used, kv_tokens_total: KV memory that requests hold now, and all there is,
-        in tokens (whole pages). What only the prefix cache holds counts as free.
+    running, waiting: requests now. kv_tokens_used, kv_tokens_total: KV memory of the target that requests hold now,
+        and all there is, in tokens (whole pages). What only the prefix cache holds counts as free.
     prefix_cache_queries, prefix_cache_hits: prompt tokens that were looked for in the prefix cache, and found.
     preemptions: times that a request had to make way. prompt_tokens: of requests that were started.
     generation_tokens: emitted. rounds: passes over a batch, those with nothing but prompt chunks included.

@@ -125,6 +125,9 @@ class ExecutorFactory(Protocol):
         threads: int | None,
     ) -> Executor: ...
 
+    def kv_page_bytes(self, config: ModelConfig, *, dtype: str, device: str) -> int:
+        """Bytes of one page of the KV cache that is opened for such a model, or such a head of its target."""
+
 
 class Dense(Protocol):
     """x [R, k] -> [R, n], both float32 on the CPU. A row's result does not depend on how many others there are."""

@@ -75,7 +75,8 @@ class EngineCollector(Collector):
         for name, (source, text) in GAUGES.items():
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(stats, source))
         usage = stats.kv_tokens_used / stats.kv_tokens_total if stats.kv_tokens_total else 0.0
-        yield GaugeMetricFamily(PREFIX + "kv_cache_usage_perc", "Share of the KV cache in use; 1 is all", value=usage)
+        text = "Share of the target's KV cache in use; 1 is all"
+        yield GaugeMetricFamily(PREFIX + "kv_cache_usage_perc", text, value=usage)
         for name, (source, text) in COUNTERS.items():
             yield CounterMetricFamily(PREFIX + name, text, value=getattr(stats, source))
         by_position = CounterMetricFamily(

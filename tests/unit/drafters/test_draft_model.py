@@ -177,6 +177,18 @@ class TestKV:
         assert requests[0].statistics.drafted > 0
         assert opener.opened[0].open_sequences == 0
 
+    def test_memory_of_rejected_rows_is_promised_once(self) -> None:
+        """What a request's last draft leaves is that request's to draw on, and is not given to another one as well."""
+        opener = Opener(kv_tokens=41)
+        drafter = make(opener)
+        views = [make_view([3 + i, *range(14, 23)], i) for i in range(3)]
+        for view in views:
+            drafter.open(view)
+        for view, tree in zip(views, drafter.propose(views, Budget(3, 3)), strict=True):
+            assert len(tree) == 3
+            view.tokens.append(next(token for token in range(3, VOCAB) if token not in tree.tokens))
+        assert [len(tree) for tree in drafter.propose(views, Budget(4, 4))] == [4, 0, 4]
+
     def test_a_request_that_waits_holds_no_memory(self) -> None:
         opener = Opener()
         drafter, twin = make(opener), make(Opener())

@@ -19,6 +19,7 @@ from outrider.models.config import EMBEDDING
 
 if TYPE_CHECKING:
     from outrider import _native
+    from outrider.models.config import ModelConfig
     from outrider.models.loader import Model
 
 _DTYPES = ("auto", "bfloat16")
@@ -74,9 +75,7 @@ class NativeExecutor(Executor):
             raise ConfigError("a learned drafter runs on its target's threads; leave threads out")
         self.config = config
         self._page_size = page_size
-        page_bytes = _native.kv_page_bytes(
-            config.num_layers, config.num_kv_heads, config.head_dim, page_size, kv_dtype == "float32"
-        )
+        page_bytes = self.kv_page_bytes(config, page_size=page_size, kv_dtype=kv_dtype)
         self._num_pages = whole_pages(kv_tokens, kv_memory, page_size, page_bytes)
         self._max_context = min(max_context or config.max_position, self.total_tokens)
         self._pool: _native.ThreadPool
@@ -92,6 +91,23 @@ class NativeExecutor(Executor):
             isa=isa or "",
         )
         self._logits = _LogitsBuffers(config.num_logits)
+
+    @staticmethod
+    def kv_page_bytes(
+        config: ModelConfig,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        page_size: int = 16,
+        kv_dtype: str = "bfloat16",
+    ) -> int:
+        """See `ExecutorFactory`. The cache has a type of its own, whatever that of the weights."""
+        require()
+        from outrider import _native
+
+        return _native.kv_page_bytes(
+            config.num_layers, config.num_kv_heads, config.head_dim, page_size, kv_dtype == "float32"
+        )
 
     def _pack(
         self, model: Model, quantization: str | None, use_cache: bool, target: NativeExecutor | None

@@ -15,6 +15,7 @@ from outrider.executors.torch.kv import KVCache, SequenceKV
 from outrider.executors.torch.model import Batch, TorchModel
 from outrider.executors.torch.products import COLUMN_MULTIPLE, TorchDense, arithmetic_of, round_up
 from outrider.executors.torch.tree import order_tree
+from outrider.models.config import ModelConfig
 from outrider.models.loader import Model
 
 
@@ -64,8 +65,7 @@ class TorchExecutor(Executor):
         self.config = config
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
-        number_bytes = self.dtype.itemsize
-        page_bytes = 2 * config.num_layers * config.num_kv_heads * page_size * config.head_dim * number_bytes
+        page_bytes = self.kv_page_bytes(config, dtype=self.dtype, device=self.device, page_size=page_size)
         self._cache = KVCache(
             layers=config.num_layers,
             kv_heads=config.num_kv_heads,
@@ -78,6 +78,18 @@ class TorchExecutor(Executor):
         self._max_context = min(max_context or config.max_position, self.total_tokens)
         shared: TorchModel | None = target._model if target is not None else None
         self._model: TorchModel = TorchModel(config, model.weights, self.dtype, self.device, self._max_context, shared)
+
+    @staticmethod
+    def kv_page_bytes(
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str = "cpu",
+        page_size: int = 16,
+    ) -> int:
+        """See `ExecutorFactory`."""
+        number_bytes = resolve_dtype(dtype, resolve_device(device)).itemsize
+        return 2 * config.num_layers * config.num_kv_heads * page_size * config.head_dim * number_bytes
 
     def open(self, pages: Sequence[int] = ()) -> int:
         return self._cache.open(pages)
