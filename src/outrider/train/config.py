@@ -26,6 +26,9 @@ class TrainConfig:
     draft_steps: int = _option(3, "draft positions that are trained for, each on the drafter's own output before it")
     step_decay: float = _option(0.8, "weight of a draft position's loss over that of the one before")
     warm_up: float = _option(0.03, "part of the updates in which the learning rate rises")
+    weight_decay: float = _option(
+        0.0, "part of the matrices that goes for each unit of the learning rate; for many passes over little data"
+    )
     clip: float = _option(0.5, "largest norm of a gradient")
     held_out: float = _option(0.03, "part of the samples that is never trained on, and measured instead")
     measurements: int = _option(8, "how often the held-out samples are measured")
@@ -38,7 +41,7 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-        parts = (("step_decay", 0.0, 1.0), ("warm_up", 0.0, 0.9), ("held_out", 0.0, 0.5))
+        parts = (("step_decay", 0.0, 1.0), ("weight_decay", 0.0, 10.0), ("warm_up", 0.0, 0.9), ("held_out", 0.0, 0.5))
         positive = (("clip", 0.0, math.inf), ("checkpoint_minutes", 0.0, math.inf), ("learning_rate", 0.0, 1.0))
         for name, low, high in (*parts, *positive):
             value = getattr(self, name)

@@ -107,7 +107,7 @@ class _Run:
         self._plan: list[list[int]] = []
         for epoch in range(config.epochs):
             self._plan += batches(store.samples, chosen, config.batch_tokens, seed=config.seed * 10_007 + epoch)
-        self._optimizers = Optimizers(module)
+        self._optimizers = Optimizers(module, config.weight_decay)
         self._peak = config.peak(module.target.config.hidden_size)
         self._reader = ThreadPoolExecutor(1)
         self._last_saved = time.monotonic()

@@ -20,18 +20,21 @@ class Optimizers:
     Liu et al. ("Muon is scalable for LLM training", 2025), which makes its steps as large as AdamW's at the same rate.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, weight_decay: float = 0.0) -> None:
+        """weight_decay: of matrices, a part of them for each unit of the learning rate. Norms and biases have none."""
         inside: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
+        outputs: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
         for name, parameter in module.named_parameters():
             is_output = name == OUTPUT or name.endswith(".output.weight")
-            (inside if parameter.ndim == 2 and not is_output else others).append(parameter)
+            (vectors if parameter.ndim < 2 else outputs if is_output else inside).append(parameter)
         self._all: list[torch.optim.Optimizer] = []
         if inside:
-            self._all.append(torch.optim.Muon(inside, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
-        if others:
-            self._all.append(torch.optim.AdamW(others, betas=_BETAS, weight_decay=0.0, fused=True))
-        self._parameters = [*inside, *others]
+            self._all.append(torch.optim.Muon(inside, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+        groups = [{"params": outputs, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        if outputs or vectors:
+            self._all.append(torch.optim.AdamW([g for g in groups if g["params"]], betas=_BETAS, fused=True))
+        self._parameters = [*inside, *outputs, *vectors]
 
     def step(self, rate: float, clip: float) -> None:
         """One update by the gradients, of norm ``clip`` at most, which are dropped then."""

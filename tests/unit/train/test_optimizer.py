@@ -79,3 +79,24 @@ def test_a_gradient_is_cut_to_the_length_that_is_allowed() -> None:
 
 def test_a_shorter_gradient_stays_as_it_is() -> None:
     assert torch.equal(moved(0.4, 0.1, clip=0.5), moved(0.4, 0.1, clip=1e9))
+
+
+class Decayed(nn.Module):
+    """One parameter of each kind: a matrix inside, an output matrix, and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.vector = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(6))
+        self.lm_head = nn.Linear(4, 6, bias=False)
+        nn.init.ones_(self.lm_head.weight)
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    weights = Decayed()
+    optimizers = Optimizers(weights, weight_decay=0.5)
+    for parameter in weights.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizers.step(rate=0.1, clip=1.0)
+    assert weights.inside.tolist() == [[pytest.approx(1 - 0.1 * 0.5)] * 4] * 6
+    assert weights.lm_head.weight.tolist() == [[pytest.approx(1 - 0.15 * 0.1 * 0.5)] * 4] * 6
+    assert weights.vector.tolist() == [1.0] * 6
