@@ -158,6 +158,33 @@ def test_the_check_would_notice_a_memory_that_is_shared(monkeypatch: pytest.Monk
     assert measured(busy, after, requests_of("b", "suffix")) != measured(quiet, alone, requests_of("b", "suffix"))
 
 
+def name_ways(engine: Engine, executor: FakeExecutor) -> None:
+    """A names a hundred ways to speculate, all of them cascades of their own."""
+    members = ["ngram", "suffix", "recycle", "lookahead", "auto"]
+    ways = ["+".join(way) for size in (3, 4) for way in itertools.permutations(members, size)][:100]
+    short = SamplingParams(max_tokens=2, ignore_eos=True)
+    finish(engine, executor, [engine.add([5, 6, 7], short, "a", 0, SpeculativeOverride(way)) for way in ways])
+
+
+def learned(*, named: bool) -> list[tuple[Seen, list[int]]]:
+    """What B sees of its second requests by a method that its first ones asked for. named: A names ways in between."""
+    engine, executor = open_engine()
+    measured(engine, executor, requests_of("b", "suffix+recycle"))
+    if named:
+        name_ways(engine, executor)
+    return measured(engine, executor, requests_of("b", "suffix+recycle"))
+
+
+def test_ways_to_speculate_that_a_tenant_names_push_out_none_of_another() -> None:
+    assert learned(named=True) == learned(named=False)
+
+
+def test_the_check_would_notice_ways_that_are_pushed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin that must fail: all of them have one owner, so that what was named long ago is given up first."""
+    monkeypatch.setattr(speculators, "owner_of", lambda _: "everyone")
+    assert learned(named=True) != learned(named=False)
+
+
 def test_texts_are_those_of_plain_decoding() -> None:
     """Under held prices as well: the tests above do not compare one wrong text with another."""
     engine, executor = open_engine("auto")

@@ -89,7 +89,7 @@ class Engine:
             self._model,
             prompt,
             params,
-            speculation=self._speculators.choose(speculation),
+            speculation=self._speculators.choose(speculation, tenant),
             tenant=tenant,
             client=tenant if client is None else client,
             priority=priority,

@@ -41,8 +41,8 @@ def test_each_request_is_drafted_for_by_the_method_it_asked_for() -> None:
 def test_ways_to_speculate_are_not_kept_without_end() -> None:
     """Clients name members in any order, each of which is another cascade; a running request keeps its own."""
     engine = make_engine(ChaosDrafter(1), executor=FakeExecutor(repetitive_logits))
-    names = ["ngram", "suffix", "recycle", "lookahead"]
-    orders = ["+".join(order) for size in (2, 3, 4) for order in permutations(names, size)]
+    names = ["ngram", "suffix", "recycle", "lookahead", "auto"]
+    orders = ["+".join(order) for size in (2, 3) for order in permutations(names, size)]
     first = engine.add([5, 6, 7, 5, 6, 7], LONG, speculation=SpeculativeOverride("suffix+ngram"))
     engine.step()
     others = [engine.add([5, 6, 7], SamplingParams(max_tokens=2), speculation=SpeculativeOverride(o)) for o in orders]
