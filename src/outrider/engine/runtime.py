@@ -11,8 +11,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.drafters import assemble
 from outrider.drafters.base import DrafterContext, OpenExecutor
+from outrider.drafters.health import AcceptanceWatch
 from outrider.engine.engine import Engine
-from outrider.engine.health import AcceptanceWatch
 from outrider.engine.names import check_names
 from outrider.engine.planner import Planner
 from outrider.engine.prefix_cache import PrefixCache
