@@ -11,12 +11,12 @@ from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOve
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
-from outrider.drafters.base import Budget, SequenceView, Wants
+from outrider.drafters.base import Budget, Drafter, SequenceView, Wants
 from outrider.engine.outputs import SpeculationStats
 from outrider.engine.speculators import _MOST_OTHERS
-from outrider.executors.base import CostCurve
+from outrider.executors.base import CostCurve, ForwardOutput, Segment
 from tests.support.fake_llm import repetitive_logits
-from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
+from tests.support.fakes import VOCAB, ChaosDrafter, FakeExecutor, make_engine, random_logits, run
 
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
@@ -99,6 +99,70 @@ def test_without_prices_every_node_may_pay() -> None:
     engine = make_engine(drafter)
     run(engine, [engine.add([5, 6], LONG)])
     assert {(budget.price, budget.least_chance) for budget in drafter.budgets} == {(None, 0.0)}
+
+
+class _Clock:
+    """Stands for the module ``time``: nothing takes time but what says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class _Timed(FakeExecutor):
+    """A pass takes a second, and a hundredth more for each row beyond the first."""
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+        self._clock.now += 0.99 + 0.01 * sum(len(segment.tokens) for segment in segments)
+        return super().forward(segments, hidden_layers)
+
+
+class _Foresight(Drafter):
+    """Drafts what greedy decoding will say, right three times in four, and takes as long for each token as it is told.
+    asked: levels in all.
+    """
+
+    name = "foresight"
+
+    def __init__(self, clock: _Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self.asked = 0
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        self.asked += budget.depth
+        self._clock.now += self._seconds * budget.depth
+        return [self._chain(view, min(budget.depth, view.room)) for view in views]
+
+    def _chain(self, view: SequenceView, depth: int) -> DraftTree:
+        text = list(view.tokens)
+        for _ in range(depth):
+            text.append((int(random_logits(text).argmax()) + (len(text) % 4 == 0)) % VOCAB)
+        return DraftTree.chain(text[len(view.tokens) :], [0.75] * depth)
+
+
+def test_a_slow_drafter_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as often as the fast one; what differs is what the clock says of it."""
+    params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+    asked, texts = [], []
+    for seconds in (0.001, 0.2, 5.0):
+        clock = _Clock()
+        for module in ("engine", "speculators"):
+            monkeypatch.setattr(f"outrider.engine.{module}.time", clock)
+        drafter = _Foresight(clock, seconds)
+        engine = make_engine(drafter, executor=_Timed(clock), price=CostCurve((1, 2, 64), (1.0, 1.01, 1.63)))
+        request = engine.add([5, 6, 7], params)
+        run(engine, [request])
+        texts.append(request.result().token_ids)
+        asked.append(drafter.asked)
+    assert texts[0] == texts[1] == texts[2]
+    fast, slow, hopeless = asked
+    assert fast > 2 * slow > 4 * hopeless
 
 
 @pytest.mark.parametrize(
