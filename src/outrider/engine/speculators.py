@@ -168,23 +168,31 @@ class Speculators:
 
     def _ask(self, drafter: Drafter, requests: Sequence[Request], budget: Budget) -> list[DraftTree]:
         """One tree for each request, or none at all."""
-        answer: list[DraftTree] = []
         views = [request.view for request in requests]
-
-        def ask() -> None:
+        answer: list[DraftTree] = []
+        raised: Exception | None = None
+        try:
             trees = drafter.propose(views, budget)
             if len(trees) != len(views):
                 raise DraftError(f"{len(trees)} draft trees for {len(views)} requests")
-            answer.extend(trees)
+            answer = trees
+        except Exception as error:
+            raised = error
+        hit = self._count_around(drafter, requests)
+        # A cascade of which every member failed has said so of each of them.
+        if raised is not None and (lost := [request for request in requests if request.id not in hit]):
+            self._failed(drafter, raised, lost)
+        return answer
 
-        self._call(drafter, ask, requests)
+    def _count_around(self, drafter: Drafter, requests: Sequence[Request]) -> frozenset[int]:
+        """Count the failures that the drafter got around, or told of before it raised. Returns whom they hit."""
         around = drafter.take_failures()
         for name, lost in around.items():
             self.failures_by_drafter[name] += len(lost)
         hit = frozenset[int]().union(*around.values())
         self.failures += len(hit)
         _count_failure([request for request in requests if request.id in hit])
-        return answer
+        return hit
 
     def _checked(self, request: Request, tree: DraftTree, budget: Budget, vocab_size: int) -> DraftTree:
         """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""

@@ -11,6 +11,7 @@ from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOve
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
+from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Budget, Drafter, SequenceView, Wants
 from outrider.engine.outputs import SpeculationStats
 from outrider.engine.speculators import _MOST_OTHERS
@@ -234,6 +235,25 @@ def test_failures_are_counted_once_each() -> None:
     assert engine.stats.drafter_failures == 2
     assert engine.stats.failures_by_drafter == {"chaos": 2}
     assert [request.statistics.failures for request in requests] == [2, 2]
+
+
+def test_a_cascade_that_fails_altogether_is_counted_by_member_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under no name of its own: which order its members are named in is a client's business, and no metric's label."""
+
+    def broken(*_: object) -> list[DraftTree]:
+        raise RuntimeError("poisoned")
+
+    for drafter in ("ngram", "suffix"):
+        monkeypatch.setattr(DRAFTERS.get(drafter), "propose", broken)
+    engine = make_engine(ChaosDrafter(1))
+    requests = [
+        engine.add([5], SamplingParams(max_tokens=3, ignore_eos=True), speculation=SpeculativeOverride(method))
+        for method in ("ngram+suffix", "suffix+ngram", "ngram", "recycle")
+    ]
+    run(engine, requests)
+    # Two of three rounds: in the last one there is no room for a draft.
+    assert [request.statistics.failures for request in requests] == [2, 2, 2, 0]
+    assert engine.stats.failures_by_drafter == {"ngram": 6, "suffix": 4}
 
 
 class Reader(ChaosDrafter):
