@@ -24,7 +24,8 @@ from outrider.engine.price import ForwardPrice
 from outrider.engine.request import Request
 from tests.lossless.test_load import MACHINE, PAGE, Asked, engine_of, finish, plain, workload
 from tests.support.fake_heads import OpenFakeHeads, build_with_heads, hidden
-from tests.support.fakes import FakeExecutor, fake_model, make_engine
+from tests.support.fakes import FakeExecutor, make_engine
+from tests.support.grammars import MODEL
 
 TICK = 2.0**-6
 """Seconds; a power of two, so that differences are exact however late it is. Small beside a round, but not nothing."""
@@ -59,11 +60,14 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "DraftPrice", HeldPrice)
 
 
-def requests_of(tenant: str, method: str | None, count: int = 24) -> list[Asked]:
-    """Long ones, of which some have the prompt of an earlier one: there is something to remember."""
+def requests_of(tenant: str, method: str | None, count: int = 24, *, structured: bool = False) -> list[Asked]:
+    """Long ones, of which some have the prompt of an earlier one: there is something to remember.
+
+    structured: those that are held to a regex, a grammar or a choice, in place of those that are free.
+    """
     override = None if method is None else SpeculativeOverride(method, 6)
-    free = [each for each in workload() if each.params.structured_outputs is None]
-    long = [each for each in free if len(each.prompt) > PAGE][: count // 2]
+    kind = [each for each in workload() if (each.params.structured_outputs is not None) == structured]
+    long = [each for each in kind if len(each.prompt) > PAGE][: count // 2]
     return [
         Asked(
             each.prompt, replace(each.params, max_tokens=40, min_tokens=0, repetition_penalty=1.0), tenant, 0, override
@@ -91,9 +95,14 @@ def open_engine(method: str | None = None) -> tuple[Engine, FakeExecutor]:
     if method is None:
         return engine_of(executor, caching=True), executor
     config = SpeculativeConfig(method=method, num_speculative_tokens=8)
-    drafter: Drafter = build_with_heads(DrafterContext(config, fake_model(), OpenFakeHeads(noise=0.5)))
+    drafter: Drafter = build_with_heads(DrafterContext(config, MODEL, OpenFakeHeads(noise=0.5)))
     engine = make_engine(
-        drafter, config=config, executor=executor, engine_config=EngineConfig(max_batch_size=64), price=MACHINE
+        drafter,
+        config=config,
+        executor=executor,
+        engine_config=EngineConfig(max_batch_size=64),
+        model=MODEL,
+        price=MACHINE,
     )
     # What a level of a head takes is known to all: it is the machine's.
     measured(engine, executor, requests_of("default", None, 8))
@@ -109,6 +118,21 @@ def test_what_a_tenant_has_said_changes_nothing_for_another(method: str) -> None
     assert found == measured(quiet, alone, requests_of("b", override))
     assert sum(figures[2] for figures, _ in found) > 0, "the planner lets something be drafted"
     assert measured(busy, after, requests_of("a", override)) != first, "what A has said itself does help A"
+
+
+@pytest.mark.parametrize("method", [*ASKED, *OWN])
+def test_nor_where_the_text_is_held_to_a_structure(method: str) -> None:
+    """A has said the very same things, held to the same structures: grammars, their matchers and what is drafted under
+    them are there already, but not for B.
+    """
+    own, override = (method, None) if method in OWN else (None, method)
+    (quiet, alone), (busy, after) = (open_engine(own) for _ in range(2))
+    first = measured(busy, after, requests_of("a", override, structured=True))
+    found = measured(busy, after, requests_of("b", override, structured=True))
+    assert found == measured(quiet, alone, requests_of("b", override, structured=True))
+    assert sum(figures[2] for figures, _ in found) > 0, "drafted"
+    assert sum(figures[3] for figures, _ in found) > 0, "accepted"
+    assert measured(busy, after, requests_of("a", override, structured=True)) != first
 
 
 def chatter(engine: Engine, kind: str) -> list[Request]:
@@ -147,23 +171,50 @@ def test_side_by_side_without_a_planner_the_drafts_are_the_same_too(kind: str) -
     assert beside(kind, planned=False) == beside("nothing", planned=False)
 
 
-def test_the_check_would_notice_a_memory_that_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("structured", [False, True])
+def test_the_check_would_notice_a_memory_that_is_shared(monkeypatch: pytest.MonkeyPatch, structured: bool) -> None:
     """A twin that must fail: a store that knows one tenant alone."""
     from outrider.core.tenants import TenantStore
 
     get = TenantStore.get
     monkeypatch.setattr(TenantStore, "get", lambda self, _: get(self, "everyone"))
     (quiet, alone), (busy, after) = (open_engine() for _ in range(2))
-    measured(busy, after, requests_of("a", "suffix"))
-    assert measured(busy, after, requests_of("b", "suffix")) != measured(quiet, alone, requests_of("b", "suffix"))
+    mine, others = (requests_of(tenant, "suffix", structured=structured) for tenant in "ba")
+    measured(busy, after, others)
+    assert measured(busy, after, mine) != measured(quiet, alone, mine)
+
+
+def name_ways(engine: Engine, executor: FakeExecutor) -> None:
+    """A names a hundred ways to speculate, all of them cascades of their own."""
+    members = ["ngram", "suffix", "recycle", "lookahead", "auto"]
+    ways = ["+".join(way) for size in (3, 4) for way in itertools.permutations(members, size)][:100]
+    short = SamplingParams(max_tokens=2, ignore_eos=True)
+    finish(engine, executor, [engine.add([5, 6, 7], short, "a", 0, SpeculativeOverride(way)) for way in ways])
+
+
+def learned(*, named: bool) -> list[tuple[Seen, list[int]]]:
+    """What B sees of its second requests by a method that its first ones asked for. named: A names ways in between."""
+    engine, executor = open_engine()
+    measured(engine, executor, requests_of("b", "suffix+recycle"))
+    if named:
+        name_ways(engine, executor)
+    return measured(engine, executor, requests_of("b", "suffix+recycle"))
+
+
+def test_ways_to_speculate_that_a_tenant_names_push_out_none_of_another() -> None:
+    assert learned(named=True) == learned(named=False)
+
+
+def test_the_check_would_notice_ways_that_are_pushed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin that must fail: all of them have one owner, so that what was named long ago is given up first."""
+    monkeypatch.setattr(speculators, "owner_of", lambda _: "everyone")
+    assert learned(named=True) != learned(named=False)
 
 
 def test_texts_are_those_of_plain_decoding() -> None:
     """Under held prices as well: the tests above do not compare one wrong text with another."""
     engine, executor = open_engine("auto")
     for asked, alone in list(zip(workload(), plain(), strict=True))[:20]:
-        if asked.params.structured_outputs is not None:  # needs another tokenizer than this engine's model has
-            continue
         request = replace(asked, speculation=None).submit(engine)
         finish(engine, executor, [request])
         assert request.result().token_ids == alone.token_ids

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from openai import NotFoundError, OpenAI
 
+from outrider.serve import routes_info
+from outrider.serve.texts import token_text
 from tests.serve.support import Running, get, open_llm, post, serving, tokenizer
 
 
@@ -32,6 +37,20 @@ def test_tokenize_and_back(server: Running, text: str) -> None:
     assert found["tokens"] == tokenizer().encode(text)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert post(server, "/detokenize", {"tokens": found["tokens"]})[2] == {"prompt": text}
+
+
+def test_tokens_are_spelled_out_beside_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be millions of them, and every stream would stand still meanwhile."""
+    threads: set[str] = set()
+
+    def spied(*given: Any) -> str:
+        threads.add(threading.current_thread().name)
+        return token_text(*given)
+
+    monkeypatch.setattr(routes_info, "token_text", spied)
+    assert post(server, "/tokenize", {"prompt": "a b c", "return_token_strs": True})[0] == 200
+    assert threads
+    assert all(name.startswith("encode") for name in threads)
 
 
 def test_tokenize_a_conversation(server: Running) -> None:

@@ -76,6 +76,33 @@ def test_what_is_remembered_of_one_key_outlives_any_number_of_salts_of_another(s
     assert ask(b, text).speculative["accepted"] == learned
 
 
+def test_what_one_key_was_answered_under_a_schema_changes_nothing_for_another(shared: Running) -> None:
+    """A has had the very same answer, held to the same schema; then B asks, in the same server and in a fresh one."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+
+    def asked(client: OpenAI) -> tuple[str, int, int]:
+        got = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": PROMPT}],
+            temperature=0,
+            max_tokens=24,
+            response_format=wanted,  # type: ignore[arg-type]
+        )
+        statistics = got.usage.speculative  # type: ignore[union-attr]
+        return got.choices[0].message.content or "", statistics["drafted"], statistics["accepted"]
+
+    a, b = (shared.client(key) for key in KEYS)
+    first, *_, learned = [asked(a) for _ in range(4)]
+    assert learned[2] > first[2], "memory does help A, or the test says nothing"
+    assert asked(b) == first
+
+
 def test_a_key_that_makes_up_salts_pushes_out_its_own_memories(shared: Running) -> None:
     a = shared.client(KEYS[0])
     text = wordy()

@@ -19,8 +19,8 @@ from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters import assemble
 from outrider.drafters.base import Budget, Drafter, DrafterContext, Observation, OpenExecutor, SequenceView
+from outrider.drafters.health import AcceptanceWatch
 from outrider.engine.engine import Engine
-from outrider.engine.health import AcceptanceWatch
 from outrider.engine.planner import Planner
 from outrider.engine.prefix_cache import PrefixCache
 from outrider.engine.price import ForwardPrice

@@ -6,6 +6,7 @@ makes up. What is bounded is therefore shared out among owners, or one of them c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -99,3 +100,39 @@ class TenantStore(Generic[T]):
             self._order.discard(forgotten)
             del self._states[forgotten]
         return self._states[tenant]
+
+
+class SharedStore(Generic[K, T]):
+    """One ``T`` per key, made by ``factory`` when first asked for, and the same for all who ask for that key: for what
+    says nothing of a tenant's texts but keeps, as in a `TenantStore`, what each tenant's have taught.
+
+    It belongs to every owner that asked for it, and stays as long as one of them keeps it. Bounded: an owner keeps a
+    key, and beyond ``limit`` of those one is given up, by `FairOrder`.
+    """
+
+    def __init__(self, factory: Callable[[K], T], limit: int) -> None:
+        self._factory = factory
+        self._limit = limit
+        self._states: dict[K, T] = {}
+        self._keepers: Counter[K] = Counter()
+        self._order: FairOrder[tuple[str, K]] = FairOrder()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, key: K, owner: str) -> T:
+        """What belongs to the key; makes it the owner's most recent one. Nothing is kept if ``factory`` raises."""
+        state = self._states[key] if key in self._states else self._factory(key)
+        self._states[key] = state
+        self._keepers[key] += (owner, key) not in self._order
+        self._order.put((owner, key), owner)
+        if len(self._order) > self._limit:
+            self._give_up(self._order.first())
+        return state
+
+    def _give_up(self, kept: tuple[str, K]) -> None:
+        self._order.discard(kept)
+        _, key = kept
+        self._keepers[key] -= 1
+        if not self._keepers[key]:
+            del self._keepers[key], self._states[key]

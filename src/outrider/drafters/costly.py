@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING
 from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.calibration import follow, path_products
+from outrider.drafters.health import AcceptanceWatch
 from outrider.drafters.pace import paces_of
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Budget, Drafter, Observation, SequenceView
-
-_log = logging.getLogger(__name__)
 
 Ask = Callable[[Sequence["SequenceView"], "Budget"], Sequence[DraftTree] | None]
 """Trees for the views, or None if the drafter failed."""
@@ -80,7 +78,8 @@ class CostlyMember:
         self._rests = bool(drafter.wants.hidden_layers)
         self._asked: dict[int, _Asked] = {}
         self._minds_price = False
-        self._drafts, self._useful = 0, 0
+        # It would rest, and nobody would ever know why.
+        self._watch = AcceptanceWatch(_HOPELESS_AFTER, ", and will rarely be asked")
 
     def propose(
         self,
@@ -167,7 +166,7 @@ class CostlyMember:
         rows = budget.price(all_nodes) - budget.price(others)
         pace.observe_profit(budget.requests, won * budget.price(0) / budget.requests - share * rows - asked.seconds)
         if asked.tree.tokens:
-            self._watch(bool(follow(asked.tree, committed)))
+            self._watch.count(self.drafter.name, useful=bool(follow(asked.tree, committed)))
 
     def _count(self, earnest: Mapping[str, bool]) -> frozenset[str]:
         """Count the round for each tenant. Returns those that the drafter follows no longer."""
@@ -181,18 +180,6 @@ class CostlyMember:
             if was_awake and not duty.awake:
                 gone.add(tenant)
         return frozenset(gone)
-
-    def _watch(self, useful: bool) -> None:
-        """Say once if the drafter is never right: it would rest, and nobody would ever know why."""
-        self._drafts += 1
-        self._useful += useful
-        if self._drafts == _HOPELESS_AFTER and not self._useful:
-            _log.warning(
-                "drafter %r has not been right once in %d drafts, and will rarely be asked: its weights may not belong "
-                "to this target; the text is not affected, the speed is",
-                self.drafter.name,
-                self._drafts,
-            )
 
 
 def _paying(tree: DraftTree, least_chance: float) -> DraftTree:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outrider.core.config import EngineConfig, SpeculativeOverride
     from outrider.core.sampling import SamplingParams
     from outrider.drafters.base import Observation
-    from outrider.engine.health import AcceptanceWatch
+    from outrider.drafters.health import AcceptanceWatch
     from outrider.engine.planner import Planner
     from outrider.engine.prefix_cache import PrefixCache
     from outrider.engine.speculators import Proposal, Speculators
@@ -89,7 +89,7 @@ class Engine:
             self._model,
             prompt,
             params,
-            speculation=self._speculators.choose(speculation),
+            speculation=self._speculators.choose(speculation, tenant),
             tenant=tenant,
             client=tenant if client is None else client,
             priority=priority,

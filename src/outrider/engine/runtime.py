@@ -11,9 +11,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.drafters import assemble, kv_configs
 from outrider.drafters.base import DrafterContext, OpenExecutor
+from outrider.drafters.health import AcceptanceWatch
 from outrider.drafters.read_once import ReadOnce
 from outrider.engine.engine import Engine
-from outrider.engine.health import AcceptanceWatch
 from outrider.engine.kv_memory import KVMemory
 from outrider.engine.names import check_names
 from outrider.engine.planner import Planner

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import DraftError
+from outrider.core.tenants import SharedStore, owner_of
 from outrider.core.tree import DraftTree
 from outrider.drafters.base import Budget
 from outrider.drafters.pace import paces_of
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_OTHERS = 32
-"""Ways to speculate, beside the engine's own, that are kept for the next request that asks for the same."""
+_MOST_OTHERS = 64
+"""Ways to speculate, beside the engine's own, that are kept for the next request that asks for the same. One that two
+API keys ask for counts twice.
+"""
 
 _SLACK = 0.5
 _SOME_ROWS = (1, 2, 4, 8, 16, 32)
@@ -86,28 +89,28 @@ class Speculators:
         """
         self._config = config
         self._chains_only = chains_only
-        self._make = make
         self._default = Speculator(drafter)
-        self._others: dict[tuple[str, ...], Speculator] = {}
+        # Requests that are drafted for by one that is given up keep it as long as they run.
+        self._others: SharedStore[tuple[str, ...], Speculator] = SharedStore(
+            lambda members: Speculator(make(members)), _MOST_OTHERS
+        )
         self.failures = 0
         self.failures_by_drafter: Counter[str] = Counter()
 
-    def choose(self, override: SpeculativeOverride | None) -> Speculation:
-        """How a request is to be drafted for. Raises ConfigError or UnknownNameError for what cannot be had."""
-        speculator = self._speculator(override.members) if override is not None else self._default
+    def choose(self, override: SpeculativeOverride | None, tenant: str) -> Speculation:
+        """How a request of the tenant is to be drafted for. Raises ConfigError or UnknownNameError for what cannot be
+        had.
+        """
+        speculator = self._speculator(override.members, tenant) if override is not None else self._default
         own = self._config.num_speculative_tokens if speculator is self._default else None
         asked = override.num_speculative_tokens if override is not None else None
         nodes = asked or own or speculator.drafter.default_tokens
         return Speculation(speculator, Budget(nodes, self._config.max_draft_depth or nodes))
 
-    def _speculator(self, members: tuple[str, ...]) -> Speculator:
+    def _speculator(self, members: tuple[str, ...], tenant: str) -> Speculator:
         if not members or members == self._config.members:
             return self._default
-        found = self._others.pop(members, None) or Speculator(self._make(members))
-        self._others[members] = found
-        if len(self._others) > _MOST_OTHERS:  # requests that are drafted for by it keep it as long as they run
-            del self._others[next(iter(self._others))]
-        return found
+        return self._others.get(members, owner_of(tenant))
 
     # -- the life of a request -----------------------------------------------------------------------------------------
 
@@ -165,23 +168,31 @@ class Speculators:
 
     def _ask(self, drafter: Drafter, requests: Sequence[Request], budget: Budget) -> list[DraftTree]:
         """One tree for each request, or none at all."""
-        answer: list[DraftTree] = []
         views = [request.view for request in requests]
-
-        def ask() -> None:
+        answer: list[DraftTree] = []
+        raised: Exception | None = None
+        try:
             trees = drafter.propose(views, budget)
             if len(trees) != len(views):
                 raise DraftError(f"{len(trees)} draft trees for {len(views)} requests")
-            answer.extend(trees)
+            answer = trees
+        except Exception as error:
+            raised = error
+        hit = self._count_around(drafter, requests)
+        # A cascade of which every member failed has said so of each of them.
+        if raised is not None and (lost := [request for request in requests if request.id not in hit]):
+            self._failed(drafter, raised, lost)
+        return answer
 
-        self._call(drafter, ask, requests)
+    def _count_around(self, drafter: Drafter, requests: Sequence[Request]) -> frozenset[int]:
+        """Count the failures that the drafter got around, or told of before it raised. Returns whom they hit."""
         around = drafter.take_failures()
         for name, lost in around.items():
             self.failures_by_drafter[name] += len(lost)
         hit = frozenset[int]().union(*around.values())
         self.failures += len(hit)
         _count_failure([request for request in requests if request.id in hit])
-        return answer
+        return hit
 
     def _checked(self, request: Request, tree: DraftTree, budget: Budget, vocab_size: int) -> DraftTree:
         """The tree without useless nodes, its sources filled in; an empty one if the drafter broke its contract."""

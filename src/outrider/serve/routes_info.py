@@ -59,11 +59,15 @@ async def tokenize(http: Request) -> Response:
             return service.adapter.encode_chat([m.template_form() for m in body.messages], [], generate=generate)
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
-    ids = await service.prepare(call, encode)
-    answer: Tokens = {"tokens": ids, "count": len(ids), "max_model_len": service.adapter.max_context}
-    if body.return_token_strs:
-        answer["token_strs"] = [token_text(tokenizer, token) for token in ids]
-    return JSONResponse(answer)
+    def answered() -> Response:
+        ids = encode()
+        answer: Tokens = {"tokens": ids, "count": len(ids), "max_model_len": service.adapter.max_context}
+        if body.return_token_strs:
+            answer["token_strs"] = [token_text(tokenizer, token) for token in ids]
+        return JSONResponse(answer)
+
+    # A body may hold millions of tokens: to spell each one out would keep all streams waiting.
+    return await service.prepare(call, answered)
 
 
 @router.post("/detokenize", **answers(Text), **accepts(DetokenizeRequest))

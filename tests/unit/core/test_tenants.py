@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.tenants import FairOrder, TenantStore, owner_of
+from outrider.core.tenants import FairOrder, SharedStore, TenantStore, owner_of
 
 
 def test_each_tenant_has_its_own_and_keeps_it() -> None:
@@ -74,3 +74,46 @@ def test_an_entry_put_again_has_its_new_weight() -> None:
     order.put(1, "a", 2)
     order.put(2, "b", 3)
     assert (order.weight, order.first()) == (5, 2)
+
+
+def test_what_two_asked_for_is_the_same_and_stays_as_long_as_one_keeps_it() -> None:
+    made: list[str] = []
+
+    def make(key: str) -> str:
+        made.append(key)
+        return key.upper()
+
+    store = SharedStore(make, limit=4)
+    for owner, key in (("a", "x"), ("b", "x"), ("a", "x")):
+        assert store.get(key, owner) == "X"
+    for key in ("1", "2", "3", "4"):  # the first key that A gives up is the one that B keeps
+        store.get(key, "a")
+    store.get("x", "b")
+    assert made == ["x", "1", "2", "3", "4"]
+    for key in ("5", "6", "7"):
+        store.get(key, "b")
+    store.get("x", "a")
+    assert made[-1] == "x", "given up by both"
+
+
+def test_shared_things_are_given_up_by_the_owner_that_keeps_most() -> None:
+    made: list[str] = []
+    store = SharedStore(lambda key: made.append(key), limit=8)
+    for key in ("x", "y"):
+        store.get(key, "b")
+    for number in range(100):
+        store.get(str(number), "a")
+    for key in ("x", "y"):
+        store.get(key, "b")
+    assert (made.count("x"), made.count("y"), len(store)) == (1, 1, 8)
+
+
+def test_what_cannot_be_made_is_not_kept() -> None:
+    def refuse(key: str) -> str:
+        raise LookupError(key)
+
+    store = SharedStore(refuse, limit=2)
+    for number in range(9):
+        with pytest.raises(LookupError):
+            store.get(str(number), "a")
+    assert len(store) == 0

@@ -50,21 +50,22 @@ class Lookup(Drafter):
 
 
 class Costly(Drafter):
-    """Proposes a chain of as many tokens as it may, at a millisecond each."""
+    """Proposes a chain of as many tokens as it may, at a millisecond each, or at ``seconds``."""
 
     name = "costly"
     needs_model = True
     wants = Wants(hidden_layers=(LAYER,))
 
-    def __init__(self, accept_by_depth: Sequence[float] = ()) -> None:
+    def __init__(self, accept_by_depth: Sequence[float] = (), seconds: float = SECONDS) -> None:
         self.accept_by_depth = accept_by_depth
+        self._seconds = seconds
         self.asked: list[tuple[str, int]] = []
         self.told = 0
         self.paused: list[str] = []
 
     def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
         self.asked += [(view.tenant, budget.depth) for view in views]
-        CLOCK.now += SECONDS * budget.depth
+        CLOCK.now += self._seconds * budget.depth
         return [DraftTree.chain(list(range(5, 5 + budget.depth)), [0.5] * budget.depth)] * len(views)
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -138,6 +139,20 @@ def test_one_that_begins_to_pay_is_found_out() -> None:
     play(cascade, view, budget(plain=10), right=2, rounds=1200)
     assert len(costly.asked) - asked > 300
     assert cascade.wants.hidden_layers == (LAYER,)
+
+
+def test_the_slower_one_is_asked_for_less() -> None:
+    """All of them are right as often; what differs is what the clock says of them."""
+    levels: list[int] = []
+    for factor in (1, 4, 8, 60):
+        costly = Costly((0.75,), factor * SECONDS)
+        cascade = Cascade([Lookup(), costly])
+        for turn in range(240):
+            play(cascade, view_of(), budget(plain=20, depth=6), right=(0, 1, 3, 6, 2)[turn % 5])
+        levels.append(sum(depth for _, depth in costly.asked))
+    fast, slower, slow, hopeless = levels
+    assert fast > 1.5 * slower > 3 * slow > 4 * hopeless
+    assert hopeless < 240 // 4, "it takes longer than all that it wins, and gets a trial now and then"
 
 
 def test_what_the_others_know_is_not_bought_again() -> None:

@@ -11,12 +11,13 @@ from outrider.core.config import EngineConfig, SpeculativeConfig, SpeculativeOve
 from outrider.core.errors import ConfigError, UnknownNameError
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import DraftTree
-from outrider.drafters.base import Budget, SequenceView, Wants
+from outrider.drafters import DRAFTERS
+from outrider.drafters.base import Budget, Drafter, SequenceView, Wants
 from outrider.engine.outputs import SpeculationStats
 from outrider.engine.speculators import _MOST_OTHERS
-from outrider.executors.base import CostCurve
+from outrider.executors.base import CostCurve, ForwardOutput, Segment
 from tests.support.fake_llm import repetitive_logits
-from tests.support.fakes import ChaosDrafter, FakeExecutor, make_engine, run
+from tests.support.fakes import VOCAB, ChaosDrafter, FakeExecutor, make_engine, random_logits, run
 
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
@@ -41,8 +42,8 @@ def test_each_request_is_drafted_for_by_the_method_it_asked_for() -> None:
 def test_ways_to_speculate_are_not_kept_without_end() -> None:
     """Clients name members in any order, each of which is another cascade; a running request keeps its own."""
     engine = make_engine(ChaosDrafter(1), executor=FakeExecutor(repetitive_logits))
-    names = ["ngram", "suffix", "recycle", "lookahead"]
-    orders = ["+".join(order) for size in (2, 3, 4) for order in permutations(names, size)]
+    names = ["ngram", "suffix", "recycle", "lookahead", "auto"]
+    orders = ["+".join(order) for size in (2, 3) for order in permutations(names, size)]
     first = engine.add([5, 6, 7, 5, 6, 7], LONG, speculation=SpeculativeOverride("suffix+ngram"))
     engine.step()
     others = [engine.add([5, 6, 7], SamplingParams(max_tokens=2), speculation=SpeculativeOverride(o)) for o in orders]
@@ -99,6 +100,70 @@ def test_without_prices_every_node_may_pay() -> None:
     engine = make_engine(drafter)
     run(engine, [engine.add([5, 6], LONG)])
     assert {(budget.price, budget.least_chance) for budget in drafter.budgets} == {(None, 0.0)}
+
+
+class _Clock:
+    """Stands for the module ``time``: nothing takes time but what says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class _Timed(FakeExecutor):
+    """A pass takes a second, and a hundredth more for each row beyond the first."""
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> ForwardOutput:
+        self._clock.now += 0.99 + 0.01 * sum(len(segment.tokens) for segment in segments)
+        return super().forward(segments, hidden_layers)
+
+
+class _Foresight(Drafter):
+    """Drafts what greedy decoding will say, right three times in four, and takes as long for each token as it is told.
+    asked: levels in all.
+    """
+
+    name = "foresight"
+
+    def __init__(self, clock: _Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self.asked = 0
+
+    def propose(self, views: Sequence[SequenceView], budget: Budget) -> list[DraftTree]:
+        self.asked += budget.depth
+        self._clock.now += self._seconds * budget.depth
+        return [self._chain(view, min(budget.depth, view.room)) for view in views]
+
+    def _chain(self, view: SequenceView, depth: int) -> DraftTree:
+        text = list(view.tokens)
+        for _ in range(depth):
+            text.append((int(random_logits(text).argmax()) + (len(text) % 4 == 0)) % VOCAB)
+        return DraftTree.chain(text[len(view.tokens) :], [0.75] * depth)
+
+
+def test_a_slow_drafter_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as often as the fast one; what differs is what the clock says of it."""
+    params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+    asked, texts = [], []
+    for seconds in (0.001, 0.2, 5.0):
+        clock = _Clock()
+        for module in ("engine", "speculators"):
+            monkeypatch.setattr(f"outrider.engine.{module}.time", clock)
+        drafter = _Foresight(clock, seconds)
+        engine = make_engine(drafter, executor=_Timed(clock), price=CostCurve((1, 2, 64), (1.0, 1.01, 1.63)))
+        request = engine.add([5, 6, 7], params)
+        run(engine, [request])
+        texts.append(request.result().token_ids)
+        asked.append(drafter.asked)
+    assert texts[0] == texts[1] == texts[2]
+    fast, slow, hopeless = asked
+    assert fast > 2 * slow > 4 * hopeless
 
 
 @pytest.mark.parametrize(
@@ -170,6 +235,25 @@ def test_failures_are_counted_once_each() -> None:
     assert engine.stats.drafter_failures == 2
     assert engine.stats.failures_by_drafter == {"chaos": 2}
     assert [request.statistics.failures for request in requests] == [2, 2]
+
+
+def test_a_cascade_that_fails_altogether_is_counted_by_member_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under no name of its own: which order its members are named in is a client's business, and no metric's label."""
+
+    def broken(*_: object) -> list[DraftTree]:
+        raise RuntimeError("poisoned")
+
+    for drafter in ("ngram", "suffix"):
+        monkeypatch.setattr(DRAFTERS.get(drafter), "propose", broken)
+    engine = make_engine(ChaosDrafter(1))
+    requests = [
+        engine.add([5], SamplingParams(max_tokens=3, ignore_eos=True), speculation=SpeculativeOverride(method))
+        for method in ("ngram+suffix", "suffix+ngram", "ngram", "recycle")
+    ]
+    run(engine, requests)
+    # Two of three rounds: in the last one there is no room for a draft.
+    assert [request.statistics.failures for request in requests] == [2, 2, 2, 0]
+    assert engine.stats.failures_by_drafter == {"ngram": 6, "suffix": 4}
 
 
 class Reader(ChaosDrafter):
