@@ -96,6 +96,36 @@ def test_accuracies_that_are_none_are_refused_in_one_line(found: object, tmp_pat
         load_head(tmp_path, TARGET, "target")
 
 
+_NOT_RANKED = "must be a list of lists of numbers from 0 to 1, none of which adds up to more than 1"
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "says"),
+    [
+        ("medusa", "often", _NOT_RANKED),
+        ("medusa", [0.5, 0.2, 0.1], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], []], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [1.5]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [float("nan")]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], ["0.5"]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [0.6, 0.5]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5]], "is of 2 heads, but the drafter has 3"),
+        ("eagle3", [[0.5], [0.5]], "is of 2 heads, but the drafter has 0"),
+    ],
+)
+def test_accuracies_by_rank_that_are_none_are_refused_in_one_line(
+    method: str, found: object, says: str, tmp_path: Path
+) -> None:
+    save_head(random_head(method), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert "accept_by_rank" not in values["outrider"]
+    values["outrider"]["accept_by_rank"] = found
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelFileError, match=rf"outrider\.accept_by_rank {says}") as refused:
+        load_head(tmp_path, TARGET, "target")
+    assert "\n" not in str(refused.value)
+
+
 def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
     head = random_head("eagle3")
     save_head(head, tmp_path)
