@@ -45,11 +45,14 @@ def assemble(
 ) -> Drafter:
     """The drafter that ``members`` name, a cascade if there are several. ``context.config.method`` plays no part.
 
+    One that reads hidden states is let rest while it does not pay, unless the configuration is not to be adapted.
+
     made: drafters that exist already, by name, which are used again; those built now are added. load_models: False to
     raise ConfigError for a drafter that would have to load a model first. ``auto`` then makes do with what is made.
     Raises UnknownNameError for an unknown name.
     """
     from outrider.drafters.cascade import Cascade
+    from outrider.drafters.resting import Resting
 
     names: list[str] = []
     for member in members:
@@ -68,7 +71,10 @@ def assemble(
                 )
             made[name] = DRAFTERS.get(name)(context)  # type: ignore[call-arg]
     drafters = [made[name] for name in names]
-    return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
+    if len(drafters) > 1:
+        return Cascade(drafters, context.config.tree_width)
+    follows = context.config.adaptive and drafters[0].wants.hidden_layers
+    return Resting(drafters[0]) if follows else drafters[0]
 
 
 def _learned(context: DrafterContext) -> Sequence[str]:

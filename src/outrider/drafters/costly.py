@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,48 +11,14 @@ from typing import TYPE_CHECKING
 from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.calibration import follow, path_products
+from outrider.drafters.duty import Duty, Usefulness
 from outrider.drafters.pace import paces_of
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Budget, Drafter, Observation, SequenceView
 
-_log = logging.getLogger(__name__)
-
 Ask = Callable[[Sequence["SequenceView"], "Budget"], Sequence[DraftTree] | None]
 """Trees for the views, or None if the drafter failed."""
-
-_FIRST_TRIAL = 6
-_TRIAL = 24
-_REST = 96
-_LONGEST_REST = 768
-_HOPELESS_AFTER = 16
-"""Drafts of which not one began with the right token. A drafter that fits its target has that in every second."""
-
-
-@dataclass
-class _Duty:
-    """Whether the drafter follows what a tenant's requests do, which costs time in every round, drafts or not.
-
-    left: rounds until that is decided anew. rest: rounds of the next rest. needed: it was asked in earnest since then.
-    """
-
-    awake: bool = True
-    left: int = _FIRST_TRIAL
-    rest: int = _REST
-    needed: bool = False
-
-    def count(self, needed: bool) -> None:
-        """One more round."""
-        self.left -= 1
-        self.needed |= needed
-        if self.left:
-            return
-        if self.awake and not self.needed:
-            self.awake, self.left, self.rest = False, self.rest, min(2 * self.rest, _LONGEST_REST)
-            return
-        if self.needed:
-            self.rest = _REST
-        self.awake, self.left, self.needed = True, _TRIAL, False
 
 
 @dataclass(frozen=True)
@@ -76,11 +41,11 @@ class CostlyMember:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._paces = paces_of(drafter)
-        self._duties: TenantStore[_Duty] = TenantStore(_Duty)
+        self._duties: TenantStore[Duty] = TenantStore(Duty)
         self._rests = bool(drafter.wants.hidden_layers)
         self._asked: dict[int, _Asked] = {}
         self._minds_price = False
-        self._drafts, self._useful = 0, 0
+        self._usefulness = Usefulness(drafter.name)
 
     def propose(
         self,
@@ -167,7 +132,7 @@ class CostlyMember:
         rows = budget.price(all_nodes) - budget.price(others)
         pace.observe_profit(budget.requests, won * budget.price(0) / budget.requests - share * rows - asked.seconds)
         if asked.tree.tokens:
-            self._watch(bool(follow(asked.tree, committed)))
+            self._usefulness.count(bool(follow(asked.tree, committed)))
 
     def _count(self, earnest: Mapping[str, bool]) -> frozenset[str]:
         """Count the round for each tenant. Returns those that the drafter follows no longer."""
@@ -181,18 +146,6 @@ class CostlyMember:
             if was_awake and not duty.awake:
                 gone.add(tenant)
         return frozenset(gone)
-
-    def _watch(self, useful: bool) -> None:
-        """Say once if the drafter is never right: it would rest, and nobody would ever know why."""
-        self._drafts += 1
-        self._useful += useful
-        if self._drafts == _HOPELESS_AFTER and not self._useful:
-            _log.warning(
-                "drafter %r has not been right once in %d drafts, and will rarely be asked: its weights may not belong "
-                "to this target; the text is not affected, the speed is",
-                self.drafter.name,
-                self._drafts,
-            )
 
 
 def _paying(tree: DraftTree, least_chance: float) -> DraftTree:
