@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.duty import Duty
 from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter
+from outrider.drafters.features import Features, States
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.pace import Pace
@@ -126,6 +128,29 @@ def test_one_that_rests_and_wakes_in_the_middle_of_requests_changes_none(
     assert True in turns
     assert False in turns
     assert sum(output.statistics.drafted_by_source.get(method, 0) for output in outputs) > 0
+
+
+@EXECUTORS
+@METHODS
+def test_a_feature_that_is_no_number_costs_one_draft(
+    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with attention has it in its KV by then, where every later row would meet it."""
+    calls = 0
+    features_of = Features.of
+
+    def of(features: Features, states: States) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return features_of(features, np.full_like(states, np.nan) if calls == 3 else states)
+
+    monkeypatch.setattr(Features, "of", of)
+    model = with_head(llm(executor), method, num_speculative_tokens=6)
+    output = model.generate(PROMPTS[0], PARAMS[0], use_tqdm=False)[0]
+    assert output.token_ids == plain(executor)[0].token_ids
+    assert output.statistics.failures == 1
+    assert calls > 10
+    assert output.statistics.drafted > 6 * (calls - 5)
 
 
 @EXECUTORS
