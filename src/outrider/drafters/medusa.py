@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 _WIDTH = 8
 """Candidates of a head that are considered, unless the configuration says otherwise."""
-_KINDS = 3
-_GREEDY, _SHARED_NOISE, _OWN_NOISE = range(_KINDS)
-"""What is told apart when accuracies are measured. Training measures those of greedy texts."""
+_KINDS = 4
+_ARGMAX, _GREEDY, _SHARED_NOISE, _OWN_NOISE = range(_KINDS)
+"""What is told apart when accuracies are measured. Training measures those of the first: greedy, and nothing banned or
+penalised, which would make another candidate the first."""
 
 Path = tuple[int, ...]
 
@@ -49,8 +50,8 @@ class _Offer:
 
 class MedusaDrafter(Drafter):
     """The sparse tree of the paths that are most likely right: the product, over a path, of how often head k's r-th
-    candidate has been right where the tokens before it were, among those that it was as sure of. For greedy requests
-    it starts from what training measured, if the head's file says so.
+    candidate has been right where the tokens before it were, among those that it was as sure of. For plain
+    greedy requests it starts from what training measured, if the head's file says so.
 
     With n the root's position, head k reads the state of position n - 1 and guesses the token at n + 1 + k.
     """
@@ -76,7 +77,7 @@ class MedusaDrafter(Drafter):
         self._states: dict[int, tuple[int, States]] = {}
         self._drafts: dict[int, dict[Path, _Offer]] = {}
         shape = (_KINDS, self._heads.count, self._width)
-        stated = {_GREEDY: head.accept_by_rank}
+        stated = {_ARGMAX: head.accept_by_rank}
         self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape, stated))
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
@@ -172,5 +173,5 @@ class MedusaDrafter(Drafter):
 
 def _kind(view: SequenceView) -> int:
     if view.sampling.params.greedy:
-        return _GREEDY
+        return _ARGMAX if view.sampling.is_argmax else _GREEDY
     return _SHARED_NOISE if view.noise_stream == Stream.TARGET else _OWN_NOISE

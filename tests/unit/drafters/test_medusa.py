@@ -126,9 +126,10 @@ def test_the_tree_starts_from_the_accuracies_that_the_head_states() -> None:
     assert [tree.tokens[node] for node in (0, 1, 3)] == [9, 10, 11]
 
 
-def test_what_was_measured_of_greedy_text_says_nothing_of_sampled_text() -> None:
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"frequency_penalty": 0.1}, {"banned_token_ids": [30]}])
+def test_what_was_measured_of_plain_greedy_text_says_nothing_of_other_text(params: dict[str, object]) -> None:
     silent, stating = (
-        draft(make(head, tree_width=2), make_view([5, 6, 7], temperature=1.0), Budget(6, 3))
+        draft(make(head, tree_width=2), make_view([5, 6, 7], **params), Budget(6, 3))
         for head in (counting_head(), replace(counting_head(), accept_by_rank=STATED))
     )
     assert silent == stating
