@@ -60,7 +60,7 @@ class Checkpoint:
         return self._places[name].shape(name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Raises HeadMismatchError for one that is not of floats."""
+        """Raises HeadMismatchError for one that is not of floats, or a single number."""
         import torch
 
         tensor = self._places[name].tensor(name)
@@ -70,6 +70,8 @@ class Checkpoint:
                 f"{self.path}: tensor {name!r} is of type {kind}; quantised drafters are not supported, so name one in "
                 "float32, float16 or bfloat16"
             )
+        if not tensor.ndim:
+            raise HeadMismatchError(f"{self.path}: tensor {name!r} is a single number; no drafter has one")
         return tensor
 
     def whole_numbers(self, name: str) -> torch.Tensor:

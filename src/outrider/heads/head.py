@@ -70,6 +70,10 @@ class Head:
 
     def check_tensors(self) -> None:
         """Raise HeadMismatchError for a tensor that is missing, of the wrong shape or without a place."""
+        if self.config is not None and self.config.num_layers > len(self.tensors):
+            raise HeadMismatchError(
+                f"{self.label}: {self.config.num_layers} blocks are said to be there, in {len(self.tensors)} tensors"
+            )
         wanted = dict(weight_shapes(self.config)) if self.config is not None else self._medusa_shapes()
         if len(self.feature_layers) > 1 and self.config is not None:
             wanted[FEATURES] = (self.config.hidden_size, len(self.feature_layers) * self.hidden_size)
