@@ -59,6 +59,11 @@ def test_broken_files(tmp_path: Path) -> None:
         with pytest.raises(ModelFileError, match=rf"{name}: not a complete .*get it again") as refused:
             head_method(tmp_path / name)
         assert "\n" not in str(refused.value)
+    for number, ops in enumerate((b"\x80\x02R.", b"\x80\x02}U", b"\x80\x02K\x01K\x02s.", b"")):
+        (tmp_path / f"broken{number}.pt").write_bytes(ops)
+        with pytest.raises(ModelFileError, match=r"this pickle holds more|not a complete .*get it again") as refused:
+            head_method(tmp_path / f"broken{number}.pt")
+        assert "\n" not in str(refused.value)
     torch.save([normal(2)], tmp_path / "list.pt")
     with pytest.raises(ModelFileError, match="not a table of tensors"):
         head_method(tmp_path / "list.pt")
