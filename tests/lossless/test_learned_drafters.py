@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +20,13 @@ from outrider import LLM, RequestOutput, SamplingParams
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.cascade import Cascade
-from outrider.drafters.costly import _Duty
+from outrider.drafters.duty import Duty
 from outrider.drafters.eagle import Eagle3Drafter, EagleDrafter
+from outrider.drafters.features import Features, States
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.pace import Pace
+from outrider.drafters.resting import Resting
 from outrider.engine.runtime import _OpenAlike
 from outrider.executors import EXECUTORS as EXECUTOR_KINDS
 from outrider.executors.native import why_unavailable
@@ -76,7 +79,8 @@ def with_head(model: LLM, method: str, reduced: bool = False, beside: str | None
     head = random_head(method, target, draft_ids=ids, own_output=method == "eagle3", seed=5)
     context = DrafterContext(own, model.model, _OpenAlike(model._runtime))
     drafter = DRAFTERS[method](context, head)
-    join = partial(_joined, drafter) if beside else lambda _: drafter
+    alone = Resting(drafter) if own.adaptive else drafter
+    join = partial(_joined, drafter) if beside else lambda _: alone
     return model.with_speculation(own, join)
 
 
@@ -116,11 +120,11 @@ def test_one_that_rests_and_wakes_in_the_middle_of_requests_changes_none(
     """A cascade leaves the head out every third round or so, and takes it up again where it missed part of the text."""
     turns: list[bool] = []
 
-    def take_turns(duty: _Duty, needed: bool) -> None:
+    def take_turns(duty: Duty, needed: bool) -> None:
         turns.append(needed)
         duty.awake = len(turns) % 5 < 3
 
-    monkeypatch.setattr(_Duty, "count", take_turns)
+    monkeypatch.setattr(Duty, "count", take_turns)
     monkeypatch.setattr(Pace, "budget", lambda pace, full, drafting, beside=(): full)
     model = with_head(llm(executor), method, beside="suffix", num_speculative_tokens=12, adaptive=True)
     outputs = model.generate(PROMPTS, PARAMS, use_tqdm=False)
@@ -128,6 +132,49 @@ def test_one_that_rests_and_wakes_in_the_middle_of_requests_changes_none(
     assert True in turns
     assert False in turns
     assert sum(output.statistics.drafted_by_source.get(method, 0) for output in outputs) > 0
+
+
+@EXECUTORS
+@METHODS
+def test_a_feature_that_is_no_number_costs_one_draft(
+    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with attention has it in its KV by then, where every later row would meet it."""
+    calls = 0
+    features_of = Features.of
+
+    def of(features: Features, states: States) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return features_of(features, np.full_like(states, np.nan) if calls == 3 else states)
+
+    monkeypatch.setattr(Features, "of", of)
+    model = with_head(llm(executor), method, num_speculative_tokens=6)
+    output = model.generate(PROMPTS[0], PARAMS[0], use_tqdm=False)[0]
+    assert output.token_ids == plain(executor)[0].token_ids
+    assert output.statistics.failures == 1
+    assert calls > 10
+    assert output.statistics.drafted > 6 * (calls - 5)
+
+
+@EXECUTORS
+@METHODS
+def test_one_alone_that_rests_and_wakes_changes_none(
+    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[bool] = []
+
+    def take_turns(duty: Duty, needed: bool) -> None:
+        turns.append(needed)
+        duty.awake = len(turns) % 5 < 3
+
+    monkeypatch.setattr(Duty, "count", take_turns)
+    monkeypatch.setattr(Pace, "budget", lambda pace, full, drafting, beside=(): full)
+    model = with_head(llm(executor), method, num_speculative_tokens=12, adaptive=True)
+    outputs = model.generate(PROMPTS, PARAMS, use_tqdm=False)
+    check(outputs, plain(executor))
+    assert True in turns
+    assert False in turns
 
 
 @EXECUTORS

@@ -32,6 +32,8 @@ TARGET = ModelConfig(
 
 DRAFT_IDS = torch.tensor([0, 2, 3, 5, 7, 11, 13, 17, 40, 41, 95])
 ACCURACIES = (0.75, 0.5)
+RANKED = ((0.75, 0.125), (0.5, 0.25), (0.25, 0.125))
+"""Of Medusa's heads, by rank."""
 
 _MODELS: dict[str, dict[str, Any]] = {
     "eagle": {"fusion": Fusion("project", norms=False, bias=True), "first_norm": False, "final_norm": False},
@@ -133,6 +135,7 @@ def assert_same_head(found: Head, wanted: Head) -> None:
         "normed",
         "config",
         "accept_by_depth",
+        "accept_by_rank",
     ):
         assert getattr(found, name) == getattr(wanted, name), name
     assert (found.draft_ids is None) == (wanted.draft_ids is None)

@@ -46,11 +46,14 @@ def assemble(
 ) -> Drafter:
     """The drafter that ``members`` name, a cascade if there are several. ``context.config.method`` plays no part.
 
+    One that reads hidden states is let rest while it does not pay, unless the configuration is not to be adapted.
+
     made: drafters that exist already, by name, which are used again; those built now are added. load_models: False to
     raise ConfigError for a drafter that would have to load a model first. ``auto`` then makes do with what is made.
     Raises UnknownNameError for an unknown name.
     """
     from outrider.drafters.cascade import Cascade
+    from outrider.drafters.resting import Resting
 
     at_hand = [name for name in LEARNED if name in made][:1]
     names = _names(members, _learned(context) if load_models and "auto" in members else at_hand)
@@ -63,7 +66,10 @@ def assemble(
                 )
             made[name] = DRAFTERS.get(name)(context)  # type: ignore[call-arg]
     drafters = [made[name] for name in names]
-    return drafters[0] if len(drafters) == 1 else Cascade(drafters, context.config.tree_width)
+    if len(drafters) > 1:
+        return Cascade(drafters, context.config.tree_width)
+    follows = context.config.adaptive and drafters[0].wants.hidden_layers
+    return Resting(drafters[0]) if follows else drafters[0]
 
 
 def kv_configs(context: DrafterContext) -> list[ModelConfig]:

@@ -146,7 +146,7 @@ class Drafter(ABC):
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027  (optional hook)
         """Learn from what was committed; the first round of a request, which ends its prefill, included.
 
-        A cascade leaves out a drafter that wants hidden states and does not pay: after a `pause` it may miss rounds.
+        A drafter that wants hidden states and does not pay is left out: after a `pause` it may miss rounds.
         """
 
     def take_failures(self) -> Mapping[str, frozenset[int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.core.tenants import TenantStore
 from outrider.core.tree import DraftTree
 from outrider.drafters.calibration import follow, path_products
-from outrider.drafters.health import AcceptanceWatch
+from outrider.drafters.duty import Duty, watch_for_vain_drafts
 from outrider.drafters.pace import paces_of
 
 if TYPE_CHECKING:
@@ -19,39 +19,6 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Sequence["SequenceView"], "Budget"], Sequence[DraftTree] | None]
 """Trees for the views, or None if the drafter failed."""
-
-_FIRST_TRIAL = 6
-_TRIAL = 24
-_REST = 96
-_LONGEST_REST = 768
-_HOPELESS_AFTER = 16
-"""Drafts of which not one began with the right token. A drafter that fits its target has that in every second."""
-
-
-@dataclass
-class _Duty:
-    """Whether the drafter follows what a tenant's requests do, which costs time in every round, drafts or not.
-
-    left: rounds until that is decided anew. rest: rounds of the next rest. needed: it was asked in earnest since then.
-    """
-
-    awake: bool = True
-    left: int = _FIRST_TRIAL
-    rest: int = _REST
-    needed: bool = False
-
-    def count(self, needed: bool) -> None:
-        """One more round."""
-        self.left -= 1
-        self.needed |= needed
-        if self.left:
-            return
-        if self.awake and not self.needed:
-            self.awake, self.left, self.rest = False, self.rest, min(2 * self.rest, _LONGEST_REST)
-            return
-        if self.needed:
-            self.rest = _REST
-        self.awake, self.left, self.needed = True, _TRIAL, False
 
 
 @dataclass(frozen=True)
@@ -74,12 +41,11 @@ class CostlyMember:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._paces = paces_of(drafter)
-        self._duties: TenantStore[_Duty] = TenantStore(_Duty)
+        self._duties: TenantStore[Duty] = TenantStore(Duty)
         self._rests = bool(drafter.wants.hidden_layers)
         self._asked: dict[int, _Asked] = {}
         self._minds_price = False
-        # It would rest, and nobody would ever know why.
-        self._watch = AcceptanceWatch(_HOPELESS_AFTER, ", and will rarely be asked")
+        self._watch = watch_for_vain_drafts()
 
     def propose(
         self,

@@ -118,6 +118,11 @@ class FeatureDrafter(Drafter):
                 pass
         finally:
             self._runs.drop_drafts(part.run for part in parts.values())
+        for request, part in parts.items():
+            if part.failed and not part.rows:
+                # At the root: what it holds is at fault, and every later row would see it. It begins again with what
+                # comes next.
+                self._runs.close(request)
         return [
             parts[view.request_id].growth.tree()
             if view.request_id in parts and not parts[view.request_id].failed

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 _WIDTH = 8
 """Candidates of a head that are considered, unless the configuration says otherwise."""
-_KINDS = 3
+_KINDS = 4
+_ARGMAX, _GREEDY, _SHARED_NOISE, _OWN_NOISE = range(_KINDS)
+"""What is told apart when accuracies are measured. Training measures those of the first: greedy, and nothing banned or
+penalised, which would make another candidate the first."""
 
 Path = tuple[int, ...]
 
@@ -47,7 +50,8 @@ class _Offer:
 
 class MedusaDrafter(Drafter):
     """The sparse tree of the paths that are most likely right: the product, over a path, of how often head k's r-th
-    candidate has been right where the tokens before it were, among those that it was as sure of.
+    candidate has been right where the tokens before it were, among those that it was as sure of. For plain
+    greedy requests it starts from what training measured, if the head's file says so.
 
     With n the root's position, head k reads the state of position n - 1 and guesses the token at n + 1 + k.
     """
@@ -73,7 +77,8 @@ class MedusaDrafter(Drafter):
         self._states: dict[int, tuple[int, States]] = {}
         self._drafts: dict[int, dict[Path, _Offer]] = {}
         shape = (_KINDS, self._heads.count, self._width)
-        self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape))
+        stated = {_ARGMAX: head.accept_by_rank}
+        self._accuracies: TenantStore[HeadAccuracy] = TenantStore(partial(HeadAccuracy, *shape, stated))
         self._failures = Failures(self.name)
         self.wants = Wants(hidden_layers=head.feature_layers)
         self.accept_by_depth = head.accept_by_depth
@@ -167,7 +172,6 @@ class MedusaDrafter(Drafter):
 
 
 def _kind(view: SequenceView) -> int:
-    """What is told apart when accuracies are measured: greedy requests, shared noise, noise of the drafter's own."""
     if view.sampling.params.greedy:
-        return 0
-    return 1 if view.noise_stream == Stream.TARGET else 2
+        return _ARGMAX if view.sampling.is_argmax else _GREEDY
+    return _SHARED_NOISE if view.noise_stream == Stream.TARGET else _OWN_NOISE

@@ -104,8 +104,10 @@ class Speculators:
         speculator = self._speculator(override.members, tenant) if override is not None else self._default
         own = self._config.num_speculative_tokens if speculator is self._default else None
         asked = override.num_speculative_tokens if override is not None else None
-        nodes = asked or own or speculator.drafter.default_tokens
-        return Speculation(speculator, Budget(nodes, self._config.max_draft_depth or nodes))
+        drafter = speculator.drafter
+        nodes = asked or own or drafter.default_tokens
+        depth = self._config.max_draft_depth or nodes
+        return Speculation(speculator, Budget(nodes, min(depth, drafter.deepest or depth)))
 
     def _speculator(self, members: tuple[str, ...], tenant: str) -> Speculator:
         if not members or members == self._config.members:

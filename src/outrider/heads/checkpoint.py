@@ -60,7 +60,7 @@ class Checkpoint:
         return self._places[name].shape(name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Raises HeadMismatchError for one that is not of floats."""
+        """Raises HeadMismatchError for one that is not of floats, or a single number."""
         import torch
 
         tensor = self._places[name].tensor(name)
@@ -70,6 +70,8 @@ class Checkpoint:
                 f"{self.path}: tensor {name!r} is of type {kind}; quantised drafters are not supported, so name one in "
                 "float32, float16 or bfloat16"
             )
+        if not tensor.ndim:
+            raise HeadMismatchError(f"{self.path}: tensor {name!r} is a single number; no drafter has one")
         return tensor
 
     def whole_numbers(self, name: str) -> torch.Tensor:
@@ -115,7 +117,7 @@ class _Pickle(TensorFile):
                 f"{path}: this pickle holds more than tensors, and loading it could run code; convert it to "
                 "safetensors where you trust it"
             ) from None
-        except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        except Exception as error:  # there is nothing that a broken pickle may not fail with
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelFileError(f"{path}: not a complete file of tensors ({reason}); get it again") from None
         if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):

@@ -93,6 +93,8 @@ def read_eagle3(checkpoint: Checkpoint, values: Mapping[str, Any], target: Model
         raise HeadMismatchError(f"{where}: draft_vocab_size={said!r}, but its map names {len(ids)} tokens")
     ids = ascending(ids, config.vocab_size, tensors, (OUTPUT,))
     width = values.get("target_hidden_size") or config.hidden_size
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise ModelFileError(f"{where}: target_hidden_size must be a whole number")
     return Head(
         method="eagle3",
         hidden_size=width,

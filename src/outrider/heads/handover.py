@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import HeadMismatchError, UnknownNameError
 from outrider.heads.standalone import standalone
+from outrider.models.config import OUTPUT
 
 if TYPE_CHECKING:
     from outrider.heads.head import Head
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 ENGINES: Mapping[str, Mapping[str, str]] = {
     "vllm": {"eagle3": "eagle3", "eagle": "eagle", "medusa": "medusa"},
     "sglang": {"eagle3": "eagle3", "eagle": "eagle-sglang"},
-    "speculators": {"eagle3": "speculators"},
+    "speculators": {"eagle3": "speculators", "eagle": "speculators"},
 }
 """Engine, or library, -> method -> the layout that it takes (see `LAYOUTS`)."""
 
@@ -38,7 +40,16 @@ def for_engine(head: Head, target: Weights, engine: str) -> tuple[Head, str]:
     fusion = head.config.fusion if head.config is not None else None
     if layout == "eagle" and fusion is not None and fusion.bias:
         raise HeadMismatchError(f"{head.label}: vLLM runs EAGLE-1 without the bias that this head has; use sglang")
+    if layout == "speculators" and head.method in _LENDS_OUTPUT:
+        return _with_whole_vocabulary(head), layout
     if head.method in _LENDS_OUTPUT:
         return head, layout
     # vLLM (0.32) makes room for the map of a reduced Medusa vocabulary, and then refuses a file that fills it.
     return standalone(head, target, whole_vocabulary=head.method == "medusa"), layout
+
+
+def _with_whole_vocabulary(head: Head) -> Head:
+    """A head that borrows rows of the target's output matrix is the same with all of them, and guesses no worse."""
+    if head.draft_ids is None or head.config is None or OUTPUT in head.tensors:
+        return head
+    return replace(head, draft_ids=None, config=replace(head.config, logits_size=None))

@@ -31,6 +31,8 @@ class Head:
     ``logits_size`` is D). Its own hidden state after the last block is the feature of the next row.
     accept_by_depth: how often its guess k tokens ahead was the target's likeliest token where those before it were, on
     texts held out from training; empty: not measured.
+    accept_by_rank: Medusa's; for each head, how often its r-th best guess was that token (r = 0, 1, …), on the same
+    texts and whatever the heads before it guessed; empty: not measured.
     tensors: by the names of `weight_shapes`, and FEATURES where several layers are joined. What is missing of EMBEDDING
     and OUTPUT is the target's, of OUTPUT the rows ``draft_ids``.
 
@@ -49,6 +51,7 @@ class Head:
     draft_ids: torch.Tensor | None = None
     config: ModelConfig | None = None
     accept_by_depth: tuple[float, ...] = ()
+    accept_by_rank: tuple[tuple[float, ...], ...] = ()
     source: str = field(default="", compare=False)
     """Where it was read from, for messages."""
 
@@ -67,6 +70,10 @@ class Head:
 
     def check_tensors(self) -> None:
         """Raise HeadMismatchError for a tensor that is missing, of the wrong shape or without a place."""
+        if self.config is not None and self.config.num_layers > len(self.tensors):
+            raise HeadMismatchError(
+                f"{self.label}: {self.config.num_layers} blocks are said to be there, in {len(self.tensors)} tensors"
+            )
         wanted = dict(weight_shapes(self.config)) if self.config is not None else self._medusa_shapes()
         if len(self.feature_layers) > 1 and self.config is not None:
             wanted[FEATURES] = (self.config.hidden_size, len(self.feature_layers) * self.hidden_size)

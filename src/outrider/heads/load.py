@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import HeadMismatchError, ModelFileError, ModelNotFoundError
 from outrider.heads import LAYOUTS
 from outrider.heads.checkpoint import Checkpoint
-from outrider.heads.values import own_accuracies
+from outrider.heads.values import own_accuracies, own_ranked_accuracies
 
 if TYPE_CHECKING:
     from outrider.heads.base import Layout
@@ -52,8 +52,13 @@ def load_head(path: str | Path, target: ModelConfig, name: str) -> Head:
     """
     checkpoint = Checkpoint(Path(path).expanduser())
     layout, _ = _recognise(checkpoint)
-    accuracies = own_accuracies(checkpoint.values, str(checkpoint.path))
-    head = replace(layout.read(checkpoint, target), accept_by_depth=accuracies)
+    head = layout.read(checkpoint, target)
+    values, where = checkpoint.values, str(checkpoint.path)
+    head = replace(
+        head,
+        accept_by_depth=own_accuracies(values, where),
+        accept_by_rank=own_ranked_accuracies(values, head.num_heads, where),
+    )
     head.check_fits(target, name)
     head.check_tensors()
     return head

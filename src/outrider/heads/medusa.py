@@ -46,7 +46,8 @@ class MedusaLayout(Layout):
         vocabulary = own_value(values, "target_vocab_size", vocabulary, where)
         if ids is not None:
             check_ids(ids, vocabulary, f"{where}: {_TOKEN_MAP}")
-            tensors |= {name: tensors[name][ids] for name in outputs if len(tensors[name]) > len(ids)}
+            whole = [name for name in outputs if len(tensors[name]) > max(len(ids), int(ids.max()))]
+            tensors |= {name: tensors[name][ids] for name in whole}
         return Head(
             method="medusa",
             hidden_size=tensors["heads.0.blocks.0.weight"].shape[-1] if "heads.0.blocks.0.weight" in tensors else 0,

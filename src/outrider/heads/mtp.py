@@ -122,6 +122,8 @@ class MimoLayout(MtpLayout):
 
 
 def _swapped(matrix: torch.Tensor) -> torch.Tensor:
+    if matrix.ndim != 2:
+        return matrix  # no matrix at all, which `Head.check_tensors` says better
     return torch.cat(matrix.tensor_split(2, dim=1)[::-1], dim=1)
 
 

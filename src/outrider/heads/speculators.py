@@ -1,19 +1,20 @@
 """The format of vLLM's speculators: a config.json that nests the layer's configuration.
 
-EAGLE-3 is read and written, EAGLE-1 is read.
+Li et al.'s EAGLE-3, and EAGLE-1 as far as the format goes: one block that borrows the target's embedding and output.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.errors import ModelFileError, UnsupportedModelError
+from outrider.core.errors import HeadMismatchError, ModelFileError, UnsupportedModelError
 from outrider.heads.base import Files, Layout
 from outrider.heads.draft_ids import written_offsets
 from outrider.heads.eagle import read_eagle
 from outrider.heads.eagle3 import NUMBERED_TABLE, fusion_values, read_eagle3
 from outrider.heads.names import public_tensors
 from outrider.heads.values import OWN, model_of, written
+from outrider.models.config import EMBEDDING, OUTPUT
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import Checkpoint
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _KIND = "speculators_model_type"
 _LAYER = "transformer_layer_config"
+_BLOCK = "LlamaDecoderLayer"
+_BIAS = "fusion_bias"
 _EAGLE_TABLE = (
     ("fusion_fc.", "model.fuse."),
     ("transformer.", "model.layers.0."),
@@ -34,7 +37,7 @@ _PROPOSED = 5
 class SpeculatorsLayout(Layout):
     """Told by ``speculators_model_type``."""
 
-    methods = ("eagle3",)
+    methods = ("eagle3", "eagle")
 
     def method(self, checkpoint: Checkpoint) -> str | None:
         kind = checkpoint.values.get(_KIND)
@@ -57,15 +60,19 @@ class SpeculatorsLayout(Layout):
         return read_eagle3(checkpoint, values, target)
 
     def write(self, head: Head) -> Files:
-        config = model_of(head, kind="attend", first_norm=False, final_norm=True)
+        eagle = head.method == "eagle"
+        kind = "project" if eagle else "attend"
+        config = model_of(head, kind=kind, first_norm=False, final_norm=not eagle)
+        if eagle:
+            _check_is_plain(head, config)
         layer = written(head, config)
         own = layer.pop(OWN)
         values = {
-            "architectures": ["Eagle3Speculator"],
-            _KIND: "eagle3",
+            "architectures": ["EagleSpeculator", _BLOCK] if eagle else ["Eagle3Speculator"],
+            _KIND: head.method,
             "speculators_version": "0.3.0",
             "speculators_config": {
-                "algorithm": "eagle3",
+                "algorithm": head.method,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [
                     {
@@ -79,7 +86,33 @@ class SpeculatorsLayout(Layout):
             },
             _LAYER: layer,
             "torch_dtype": layer["torch_dtype"],
-            **fusion_values(head),
+            **(_eagle_values(config) if eagle else fusion_values(head)),
             OWN: own,
         }
-        return Files(values, {**public_tensors(head.tensors, NUMBERED_TABLE), **written_offsets(head)})
+        table = _EAGLE_TABLE if eagle else NUMBERED_TABLE
+        return Files(values, {**public_tensors(head.tensors, table), **written_offsets(head)})
+
+
+def _eagle_values(config: ModelConfig) -> dict[str, Any]:
+    """Keys of EAGLE-1 beyond the block's."""
+    bias = config.fusion is not None and config.fusion.bias
+    return {"transformer_layer_architecture": _BLOCK, "layernorms": False, _BIAS: bias}
+
+
+def _check_is_plain(head: Head, config: ModelConfig) -> None:
+    """Raise HeadMismatchError for what the format's EAGLE-1 has no place for: it is one block between two matrices of
+    the target.
+    """
+    normed = config.fusion is not None and config.fusion.norms
+    for found, what in (
+        (config.num_layers != 1, f"{config.num_layers} blocks"),
+        (normed, "norms of the embedding and the feature"),
+        (config.qk_norm, "norms of queries and keys"),
+        (head.draft_ids is not None, "a reduced vocabulary"),
+        (OUTPUT in head.tensors, "an output matrix"),
+        (EMBEDDING in head.tensors, "an embedding"),
+    ):
+        if found:
+            raise HeadMismatchError(
+                f"{head.label}: EAGLE-1 in the speculators format has no place for {what}; write layout 'eagle'"
+            )

@@ -17,6 +17,9 @@ OWN = "outrider"
 """Key under which `written` keeps what no public layout has a key for. Other engines pass it over."""
 
 _ACCURACIES = "accept_by_depth"
+_RANKED = "accept_by_rank"
+_SUM_SLACK = 1e-3
+"""What rounded numbers that make up a whole may come to beyond it."""
 _BLOCK = "model.layers.0."
 
 
@@ -92,23 +95,52 @@ def written(head: Head, config: ModelConfig) -> dict[str, Any]:
 
 def own_values(head: Head) -> dict[str, Any]:
     """Of the target, what it takes to refuse a head of another one; and how good the head was found to be."""
-    return {
+    values: dict[str, Any] = {
         "method": head.method,
         "target_hidden_size": head.hidden_size,
         "target_num_layers": head.num_layers,
         "target_vocab_size": head.vocab_size,
         _ACCURACIES: list(head.accept_by_depth),
     }
+    if head.accept_by_rank:
+        values[_RANKED] = [list(ranks) for ranks in head.accept_by_rank]
+    return values
 
 
 def own_accuracies(values: Mapping[str, Any], where: str) -> tuple[float, ...]:
     """`Head.accept_by_depth` as `own_values` wrote it; empty in checkpoints of others."""
-    own = values.get(OWN)
-    found = own.get(_ACCURACIES, []) if isinstance(own, dict) else []
-    chances = [x for x in found if isinstance(x, (int, float)) and 0 <= x <= 1] if isinstance(found, list) else None
-    if chances is None or len(chances) < len(found):
+    chances = _chances(_own(values, _ACCURACIES))
+    if chances is None:
         raise ModelFileError(f"{where}: {OWN}.{_ACCURACIES} must be a list of numbers from 0 to 1")
-    return tuple(map(float, chances))
+    return chances
+
+
+def own_ranked_accuracies(values: Mapping[str, Any], num_heads: int, where: str) -> tuple[tuple[float, ...], ...]:
+    """`Head.accept_by_rank` as `own_values` wrote it, for a head with ``num_heads``; empty in checkpoints of others."""
+    found = _own(values, _RANKED)
+    ranked = [_chances(ranks) for ranks in found] if isinstance(found, list) else [None]
+    chances = tuple(ranks for ranks in ranked if ranks and sum(ranks) <= 1 + _SUM_SLACK)
+    if len(chances) < len(ranked):
+        raise ModelFileError(
+            f"{where}: {OWN}.{_RANKED} must be a list of lists of numbers from 0 to 1, none of which adds up to more "
+            "than 1"
+        )
+    if len(chances) not in (0, num_heads):
+        raise ModelFileError(f"{where}: {OWN}.{_RANKED} is of {len(chances)} heads, but the drafter has {num_heads}")
+    return chances
+
+
+def _own(values: Mapping[str, Any], key: str) -> object:
+    """A list that `own_values` wrote; an empty one in checkpoints of others."""
+    own = values.get(OWN)
+    return own.get(key, []) if isinstance(own, dict) else []
+
+
+def _chances(found: object) -> tuple[float, ...] | None:
+    """``found``, if it is a list of numbers from 0 to 1."""
+    if not isinstance(found, list) or not all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in found):
+        return None
+    return tuple(map(float, found))
 
 
 def own_value(values: Mapping[str, Any], key: str, default: int, where: str) -> int:

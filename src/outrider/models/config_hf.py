@@ -66,7 +66,7 @@ def config_from_values(values: dict[str, Any], family: str, where: str, more_end
         return _config(family, FAMILIES[family], values, tuple(dict.fromkeys(ends)))
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{where}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelFileError(f"{where}: {_explain(error)}") from None
 
 

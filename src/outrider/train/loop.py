@@ -94,7 +94,7 @@ def train(
                 done = f"{run.progress.update} of {run.updates} updates"
                 raise TrainingStoppedError(f"stopped after {done}; the same command goes on from there", stop.number)
             run.save_if_due()
-    return run.finish()
+        return run.finish()
 
 
 class _Run:
@@ -159,12 +159,15 @@ class _Run:
             return
         total: Tally | None = None
         with torch.no_grad():
-            for batch in self._read_ahead(in_order(self._store.samples, self._held_out, self._config.batch_tokens)):
+            for batch in self._held_out_batches():
                 tally = self._module.loss(batch, self._config.goal).tally
                 total = tally if total is None else total + tally
         assert total is not None
         p.curves.held_out.append(point(p.update, total))
         p.curves.write(self._folder)
+
+    def _held_out_batches(self) -> Iterator[Batch]:
+        return self._read_ahead(in_order(self._store.samples, self._held_out, self._config.batch_tokens))
 
     def _read_ahead(self, plan: Sequence[Sequence[int]]) -> Iterator[Batch]:
         following = self._reader.submit(self._read, plan[0]) if plan else None
@@ -185,7 +188,9 @@ class _Run:
         curves = self.progress.curves
         curves.write(self._folder)
         measured = tuple(curves.held_out[-1]["accuracy"]) if curves.held_out else ()
-        save_head(replace(self._module.to_head(), accept_by_depth=measured), self._folder)
+        with torch.no_grad():
+            ranked = self._module.accept_by_rank(self._held_out_batches()) if self._held_out else ()
+        save_head(replace(self._module.to_head(), accept_by_depth=measured, accept_by_rank=ranked), self._folder)
         self.save()
         return curves
 

@@ -45,6 +45,14 @@ def test_sglang_is_told_its_own_name_of_the_method(tmp_path: Path, capsys: pytes
     assert "--speculative-algorithm EAGLE3 " in capsys.readouterr().out
 
 
+def test_a_library_is_started_by_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_head(random_head("eagle", draft_ids=DRAFT_IDS), tmp_path / "mine")
+    out = tmp_path / "out"
+    assert main(["export", str(tmp_path / "mine"), "tiny", "--for", "speculators", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"eagle drafter for tiny, for speculators: {out}\n"
+    assert json.loads((out / "config.json").read_text())["fusion_bias"] is True
+
+
 def test_one_that_comes_with_the_model_is_named_by_its_method(
     medusa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from outrider import LLM, SamplingParams
 from outrider.cli.main import main
 from outrider.cli.train import BAD_LINES, STATES, _bar
+from outrider.core.config import EngineConfig
+from outrider.executors.native import why_unavailable
 from outrider.heads.load import load_head
 from outrider.models.loader import Model
 from outrider.train import curves, disk
@@ -175,6 +178,29 @@ def test_the_disk_budget_changes_nothing_but_the_disk(
 def test_every_method(method: str, model: Model, data: Path, tmp_path: Path) -> None:
     assert train("--data", data, "--out", tmp_path / "out", *SMALL, method=method) == 0
     assert load_head(tmp_path / "out", model.config, model.name).method == method
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+def test_on_the_native_executor_about_the_same_is_learned(model: Model, data: Path, tmp_path: Path) -> None:
+    """From the command to text in the engine; the torch executor is the oracle."""
+    learned = {}
+    for executor, dtype in (("native", "auto"), ("torch", "float32")):
+        words = ["--executor", executor, "--dtype", dtype, "--threads", "1", "--method", "eagle3", "--epochs", "4"]
+        words += ["--data", str(texts_of(data)), *SMALL, "--out", str(tmp_path / executor)]
+        assert main(["train", *words]) == 0
+        learned[executor] = json.loads((tmp_path / executor / "curves.json").read_text())["held_out"]
+    native, oracle = ([point["loss"] for point in learned[name]] for name in ("native", "torch"))
+    assert native == pytest.approx(oracle, rel=0.002)
+    assert native[-1] < native[0] - 0.02
+    sizes = EngineConfig(max_context=128)
+    plain = LLM(model, "none", executor="native", engine_config=sizes, threads=1)
+    head = {"method": "eagle3", "model": str(tmp_path / "native"), "num_speculative_tokens": 8, "adaptive": False}
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[5, 9, 12], [30, 31, 32, 33]]
+    expected = plain.generate(prompts, params, use_tqdm=False)
+    outputs = plain.with_speculation(head).generate(prompts, params, use_tqdm=False)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert all(output.statistics.drafted > 0 and output.statistics.failures == 0 for output in outputs)
 
 
 def test_questions_are_answered_anew_on_request(model: Model, data: Path, tmp_path: Path) -> None:

@@ -251,11 +251,15 @@ class TestRuns:
     def test_logits_that_cannot_be_used_cost_their_own_request_its_draft(
         self, after: int, stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """``after``: drafted tokens of the ill request behind which its logits are NaN."""
+        """``after``: drafted tokens of the ill request behind which its logits are NaN.
+
+        If they are from the root on, it lets go of what it holds, and begins again with what comes next.
+        """
         opener = OpenFakeHeads(logits=drafted_logits)
         drafter = make("eagle3", opener, tree_width=2)
         views = [make_view([1, 20 + i, 6], i, temperature=0.8, banned_token_ids=[EOS], stream=stream) for i in (0, 1)]
-        drafter.observe([Simulation(drafter, view, seed=i).settle(DraftTree()) for i, view in enumerate(views)])
+        simulations = [Simulation(drafter, view, seed=i) for i, view in enumerate(views)]
+        drafter.observe([simulation.settle(DraftTree()) for simulation in simulations])
         expected = drafter.propose(views, Budget(8, 4))
         executor = opener.opened[0]
         works, start = executor.row_logits, executor.length(1)
@@ -265,14 +269,19 @@ class TestRuns:
             return torch.full_like(works(seq, row), math.nan) if seq == 1 and depth >= after else works(seq, row)
 
         monkeypatch.setattr(executor, "row_logits", ill)
-        for _ in range(2):
+        for turn in range(2):
             trees = drafter.propose(views, Budget(8, 4))
             assert (len(trees[0]), list(trees[1].tokens)) == (0, list(expected[1].tokens))
-            assert drafter.take_failures() == {drafter.name: {0}}
+            assert drafter.take_failures() == ({drafter.name: {0}} if after or not turn else {})
+        assert executor.open_sequences == 1 + bool(after)
         assert drafter.take_failures() == {}
         assert len(caplog.records) == 1
         monkeypatch.undo()
-        assert list(drafter.propose(views, Budget(8, 4))[0].tokens) == list(expected[0].tokens)
+        if not after:
+            drafter.observe([simulations[0].settle(DraftTree())])
+            assert len(drafter.propose(views, Budget(8, 4))[0]) == 8
+        else:
+            assert list(drafter.propose(views, Budget(8, 4))[0].tokens) == list(expected[0].tokens)
 
 
 class TestTrees:

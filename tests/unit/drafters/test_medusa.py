@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.noise import Stream
 from outrider.core.sampling import SamplingParams
-from outrider.core.tree import DraftTree
+from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import Budget, DrafterContext
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.medusa_heads import MedusaHeads
@@ -110,6 +112,27 @@ def test_the_tree_learns_which_candidates_are_right() -> None:
     other = CountingTarget(drafter, make_view([5, 6, 7], 1, tenant="b"))
     drafter.observe([other.settle(DraftTree())])
     assert other.draft(Budget(1, 1)).tokens[0] == before
+
+
+STATED = ((0.6, 0.25), (0.5, 0.2), (0.45, 0.1))
+
+
+def test_the_tree_starts_from_the_accuracies_that_the_head_states() -> None:
+    """By probability: a .6, aa .3, b .25, aaa .135, ba .125, ab .12; the next would be baa .056 and aba .054."""
+    drafter = make(replace(counting_head(), accept_by_rank=STATED), tree_width=2)
+    tree = draft(drafter, make_view([5, 6, 7]), Budget(6, 3))
+    assert tree.parents == [ROOT, 0, ROOT, 1, 2, 0]
+    assert tree.scores == pytest.approx([0.6, 0.5, 0.25, 0.45, 0.5, 0.2])
+    assert [tree.tokens[node] for node in (0, 1, 3)] == [9, 10, 11]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"frequency_penalty": 0.1}, {"banned_token_ids": [30]}])
+def test_what_was_measured_of_plain_greedy_text_says_nothing_of_other_text(params: dict[str, object]) -> None:
+    silent, stating = (
+        draft(make(head, tree_width=2), make_view([5, 6, 7], **params), Budget(6, 3))
+        for head in (counting_head(), replace(counting_head(), accept_by_rank=STATED))
+    )
+    assert silent == stating
 
 
 class CountingTarget(Simulation):

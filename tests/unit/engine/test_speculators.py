@@ -86,6 +86,15 @@ class _Watching(ChaosDrafter):
         return super().propose(views, budget)
 
 
+@pytest.mark.parametrize(("deepest", "depth"), [(None, 8), (3, 3), (20, 8)])
+def test_nobody_is_asked_for_more_levels_than_it_has(deepest: int | None, depth: int) -> None:
+    drafter = _Watching()
+    drafter.deepest = deepest
+    engine = make_engine(drafter)
+    run(engine, [engine.add([5, 6], LONG)])
+    assert {(budget.nodes, budget.depth) for budget in drafter.budgets} == {(8, depth)}
+
+
 def test_the_budget_says_what_cannot_pay() -> None:
     """Draft rows take a tenth of a round each: a node must promise a twentieth, if its drafter is to be believed."""
     drafter = _Watching()

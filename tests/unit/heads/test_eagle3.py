@@ -184,6 +184,8 @@ D2T = {"d2t": torch.tensor([3, 4, 8, 90])}
         ),
         ({"eagle_aux_hidden_state_layer_ids": "low"}, D2T, ModelFileError, "must be a list of layer numbers"),
         ({"outrider": {"target_num_layers": "8"}}, D2T, ModelFileError, "must be a whole number"),
+        ({"num_hidden_layers": 10**30}, D2T, HeadMismatchError, "0 blocks are said to be there, in "),
+        ({"target_hidden_size": "32"}, D2T, ModelFileError, "target_hidden_size must be a whole number"),
         ({}, {}, HeadMismatchError, r"'lm_head.weight' has shape \(4, 32\); \(96, 32\) is expected"),
         ({"draft_vocab_size": 3}, {"d2t": torch.tensor([3, 4, 8])}, HeadMismatchError, r"\(3, 32\) is expected"),
         ({}, {"d2t": torch.tensor([3, 4, 8, 93])}, HeadMismatchError, "outside of a vocabulary of 96"),

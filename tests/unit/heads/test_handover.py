@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from outrider import LLM, SamplingParams
+from outrider.core.config import EngineConfig, SpeculativeConfig
 from outrider.core.errors import HeadMismatchError, UnknownNameError
 from outrider.heads.handover import ENGINES, for_engine
 from outrider.heads.load import load_head
 from outrider.heads.save import save_head
 from outrider.models.config import OUTPUT, Fusion
 from outrider.models.weights import TensorWeights
-from tests.support.heads import DRAFT_IDS, TARGET, random_head
+from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
+from tests.support.models import random_model
 from tests.unit.heads.checkpoints import config_values, normal, tensors_of
 
 MATRIX = normal(96, TARGET.hidden_size)
@@ -29,6 +33,43 @@ def test_what_is_written_is_read_back_and_drafts_the_same(engine: str, method: s
     read = load_head(tmp_path, TARGET, "target")
     assert read.method == method
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in head.tensors.items())
+
+
+def test_eagle_goes_to_speculators_with_its_bias_and_the_whole_vocabulary(tmp_path: Path) -> None:
+    head = random_head("eagle", draft_ids=DRAFT_IDS)
+    handed, layout = for_engine(head, WEIGHTS, "speculators")
+    save_head(handed, tmp_path, layout)
+    read = load_head(tmp_path, TARGET, "target")
+    assert_same_head(read, random_head("eagle"))
+    assert read.config is not None
+    assert read.config.fusion == Fusion("project", norms=False, bias=True)
+    own = random_head("eagle", draft_ids=DRAFT_IDS, own_output=True)
+    assert for_engine(own, WEIGHTS, "speculators") == (own, "speculators")
+
+
+class Told(NamedTuple):
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+def test_eagle_drafts_the_same_from_the_speculators_format(tmp_path: Path) -> None:
+    """Whatever is drafted, and sampled with noise of which some agree with it."""
+    model = random_model("llama", num_layers=6)
+    llm = LLM(model, "none", executor="torch", dtype="float32", threads=1, engine_config=EngineConfig(max_context=128))
+    head = random_head("eagle", model.config, seed=5)
+    handed, layout = for_engine(head, model.weights, "speculators")
+    save_head(head, tmp_path / "before")
+    save_head(handed, tmp_path / "after", layout)
+    save_head(random_head("eagle", model.config, seed=6), tmp_path / "other")
+    told = []
+    for folder in ("before", "after", "other"):
+        own = SpeculativeConfig(method="eagle", model=str(tmp_path / folder), num_speculative_tokens=8, adaptive=False)
+        params = [SamplingParams(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True) for seed in range(3)]
+        outputs = llm.with_speculation(own).generate([[1, 9, 5], [8, 3] * 9, [20]], params, use_tqdm=False)
+        told.append([Told(s.rounds, s.drafted, s.accepted) for s in (output.statistics for output in outputs)])
+    assert told[0] == told[1] != told[2]
+    assert sum(each.accepted for each in told[0]) > 0
 
 
 def test_medusa_brings_the_whole_output_and_no_map(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.core.errors import HeadMismatchError, ModelFileError, ModelNotFoundError, UnknownNameError
 from outrider.heads import LAYOUTS
 from outrider.heads.base import Layout
 from outrider.heads.load import head_method, load_head
 from outrider.heads.save import save_head
-from tests.support.heads import TARGET, assert_same_head, random_head
+from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
 from tests.unit.heads.checkpoints import normal, write
 
 
@@ -58,6 +59,11 @@ def test_broken_files(tmp_path: Path) -> None:
         with pytest.raises(ModelFileError, match=rf"{name}: not a complete .*get it again") as refused:
             head_method(tmp_path / name)
         assert "\n" not in str(refused.value)
+    for number, ops in enumerate((b"\x80\x02R.", b"\x80\x02}U", b"\x80\x02K\x01K\x02s.", b"")):
+        (tmp_path / f"broken{number}.pt").write_bytes(ops)
+        with pytest.raises(ModelFileError, match=r"this pickle holds more|not a complete .*get it again") as refused:
+            head_method(tmp_path / f"broken{number}.pt")
+        assert "\n" not in str(refused.value)
     torch.save([normal(2)], tmp_path / "list.pt")
     with pytest.raises(ModelFileError, match="not a table of tensors"):
         head_method(tmp_path / "list.pt")
@@ -96,6 +102,69 @@ def test_accuracies_that_are_none_are_refused_in_one_line(found: object, tmp_pat
         load_head(tmp_path, TARGET, "target")
 
 
+@pytest.mark.parametrize(
+    ("method", "layout", "name", "shape", "says"),
+    [
+        ("eagle3", None, "fc.weight", (), "'fc.weight' is a single number"),
+        ("medusa", None, "lm_heads.0.weight", (), "'lm_heads.0.weight' is a single number"),
+        ("medusa", "medusa-lm-head", "0.0.linear.weight", (), "'0.0.linear.weight' is a single number"),
+        ("medusa", None, "lm_heads.0.weight", (32, 11), r"has shape \(32, 11\); \(11, 32\) is expected"),
+        ("mtp", "mtp-mimo", "model.mtp_layers.0.input_proj.weight", (2048,), r"has shape \(2048,\)"),
+        ("mtp", "mtp-mimo", "model.mtp_layers.0.input_proj.weight", (0,), r"has shape \(0,\)"),
+    ],
+)
+def test_tensors_of_another_rank_are_refused_in_one_line(
+    method: str, layout: str | None, name: str, shape: tuple[int, ...], says: str, tmp_path: Path
+) -> None:
+    reduced = DRAFT_IDS if method == "medusa" and layout is None else None
+    save_head(random_head(method, own_output=method == "medusa", draft_ids=reduced), tmp_path, layout)
+    file = next(tmp_path.glob("*.safetensors"))
+    tensors = load_file(file)
+    assert name in tensors
+    save_file({**tensors, name: torch.zeros(shape)}, file)
+    with pytest.raises(HeadMismatchError, match=says) as refused:
+        load_head(tmp_path, TARGET, "target")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_number_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    save_head(random_head("eagle3"), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "eos_token_id": float("inf")}))
+    with pytest.raises(ModelFileError, match="infinity"):
+        load_head(tmp_path, TARGET, "target")
+
+
+_NOT_RANKED = "must be a list of lists of numbers from 0 to 1, none of which adds up to more than 1"
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "says"),
+    [
+        ("medusa", "often", _NOT_RANKED),
+        ("medusa", [0.5, 0.2, 0.1], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], []], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [1.5]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [float("nan")]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], ["0.5"]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5], [0.6, 0.5]], _NOT_RANKED),
+        ("medusa", [[0.5], [0.5]], "is of 2 heads, but the drafter has 3"),
+        ("eagle3", [[0.5], [0.5]], "is of 2 heads, but the drafter has 0"),
+    ],
+)
+def test_accuracies_by_rank_that_are_none_are_refused_in_one_line(
+    method: str, found: object, says: str, tmp_path: Path
+) -> None:
+    save_head(random_head(method), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert "accept_by_rank" not in values["outrider"]
+    values["outrider"]["accept_by_rank"] = found
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelFileError, match=rf"outrider\.accept_by_rank {says}") as refused:
+        load_head(tmp_path, TARGET, "target")
+    assert "\n" not in str(refused.value)
+
+
 def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
     head = random_head("eagle3")
     save_head(head, tmp_path)
@@ -107,8 +176,6 @@ def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
 
 
 def write_shards(folder: Path) -> list[str]:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     files = ["model-1.safetensors", "model-2.safetensors"]

@@ -16,7 +16,7 @@ from outrider.heads.save import save_head
 from outrider.heads.standalone import standalone
 from outrider.models.config import OUTPUT
 from outrider.models.weights import TensorWeights
-from tests.support.heads import DRAFT_IDS, TARGET, assert_same_head, random_head
+from tests.support.heads import DRAFT_IDS, RANKED, TARGET, assert_same_head, random_head
 from tests.unit.heads.checkpoints import config_values, normal, ones, tensors_of, write
 
 H = TARGET.hidden_size
@@ -36,8 +36,13 @@ def _shared(head: Head) -> Head:
         ("medusa", _shared(random_head("medusa", draft_ids=DRAFT_IDS))),
         ("medusa", random_head("medusa", draft_ids=DRAFT_IDS)),
         ("medusa-lm-head", random_head("medusa", own_output=True, num_blocks=2)),
+        (None, replace(random_head("medusa"), accept_by_rank=RANKED)),
+        ("medusa-lm-head", replace(random_head("medusa", own_output=True), accept_by_rank=RANKED)),
     ],
-    ids=["targets-output", "own-outputs", "own-reduced", "shared-reduced", "targets-reduced", "authors"],
+    ids=[
+        *("targets-output", "own-outputs", "own-reduced", "shared-reduced", "targets-reduced", "authors"),
+        *("ranked", "authors-ranked"),
+    ],
 )
 def test_what_is_saved_is_read_back(layout: str | None, head: Head, tmp_path: Path) -> None:
     save_head(head, tmp_path, layout)

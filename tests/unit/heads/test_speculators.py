@@ -1,4 +1,4 @@
-"""The speculators format: EAGLE-3 in both directions, EAGLE-1 as it is read."""
+"""The speculators format: EAGLE-3, and EAGLE-1 as far as the format goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.errors import ConfigError, ModelFileError, UnsupportedModelError
+from outrider.core.errors import ConfigError, HeadMismatchError, ModelFileError, UnsupportedModelError
 from outrider.heads.load import head_method, load_head
 from outrider.heads.save import save_head
 from outrider.models.config import Fusion
@@ -65,6 +65,47 @@ def test_what_is_saved_is_read_back(changes: dict[str, Any], tmp_path: Path) -> 
     save_head(head, tmp_path, "speculators")
     assert head_method(tmp_path) == "eagle3"
     assert_same_head(load_head(tmp_path, TARGET, "target"), head)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"fusion": Fusion("project", norms=False), "dtype": torch.float16}, {"qkv_bias": True}]
+)
+def test_eagle_1_is_saved_and_read_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    head = random_head("eagle", **changes)
+    save_head(head, tmp_path, "speculators")
+    assert head_method(tmp_path) == "eagle"
+    assert_same_head(load_head(tmp_path, TARGET, "target"), head)
+
+
+def test_what_speculators_asks_for_of_eagle_1(tmp_path: Path) -> None:
+    save_head(random_head("eagle"), tmp_path, "speculators")
+    values = config_values(tmp_path)
+    assert values["speculators_model_type"] == values["speculators_config"]["algorithm"] == "eagle"
+    assert values["architectures"] == ["EagleSpeculator", "LlamaDecoderLayer"]
+    assert values["transformer_layer_architecture"] == "LlamaDecoderLayer"
+    assert (values["layernorms"], values["fusion_bias"]) == (False, True)
+    assert set(tensors_of(tmp_path)) == {
+        *("fusion_fc.weight", "fusion_fc.bias", "transformer.post_attention_layernorm.weight"),
+        *(f"transformer.self_attn.{name}_proj.weight" for name in "qkvo"),
+        *(f"transformer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"num_layers": 2}, "2 blocks"),
+        ({"fusion": Fusion("project", norms=True)}, "norms of the embedding and the feature"),
+        ({"qk_norm": True}, "norms of queries and keys"),
+        ({"draft_ids": DRAFT_IDS}, "a reduced vocabulary"),
+        ({"own_output": True}, "an output matrix"),
+        ({"own_embedding": True}, "an embedding"),
+    ],
+)
+def test_what_eagle_1_has_no_place_for_there(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+    with pytest.raises(HeadMismatchError, match=f"has no place for {what}; write layout 'eagle'"):
+        save_head(random_head("eagle", **changes), tmp_path, "speculators")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_vllm_asks_for_is_written(tmp_path: Path) -> None:

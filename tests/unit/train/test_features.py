@@ -166,20 +166,22 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.unit.train.test_features import open_store, some_samples
-open_store(Path(sys.argv[1]), some_samples(200)).fill(lambda tokens: print("step", flush=True))
+open_store(Path(sys.argv[1]), some_samples(200), name=sys.argv[2]).fill(lambda tokens: print("step", flush=True))
 """
 
 
-def test_a_killed_fill_is_gone_on_with(tmp_path: Path) -> None:
+@EXECUTORS
+def test_a_killed_fill_is_gone_on_with(name: str, tmp_path: Path) -> None:
     samples = some_samples(200)
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "step\n"
         process.send_signal(signal.SIGKILL)
-    store = open_store(tmp_path, samples)
+    store = open_store(tmp_path, samples, name=name)
     assert 0 < store.cached < 200
     store.fill()
-    fresh = open_store(tmp_path / "fresh", samples)
+    fresh = open_store(tmp_path / "fresh", samples, name=name)
     fresh.fill()
     assert same(store, fresh)
 

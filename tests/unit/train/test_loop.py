@@ -17,9 +17,12 @@ import torch
 from outrider.core.errors import ConfigError, UsageError
 from outrider.heads.load import load_head
 from outrider.train import checkpoint, disk, loop
+from outrider.train.batches import collate
 from outrider.train.config import TrainConfig
 from outrider.train.identity import Origin
 from outrider.train.modules import MODULES
+from outrider.train.modules.medusa import Medusa, MedusaHead
+from outrider.train.order import split
 from outrider.train.stop import TrainingStoppedError
 from tests.support.drafting import CONFIG, ORIGIN, MemoryStore, small_module, small_target
 from tests.support.heads import assert_same_head
@@ -45,10 +48,40 @@ def test_a_drafter_learns(method: str, store: MemoryStore, tmp_path: Path) -> No
     assert curves.train[-1]["loss"] < curves.train[0]["loss"]
     head = load_head(tmp_path, store.model.config, "target")
     assert head.accept_by_depth == tuple(last["accuracy"])
-    assert_same_head(replace(head, accept_by_depth=()), module.to_head())
+    assert bool(head.accept_by_rank) == (method == "medusa")
+    assert_same_head(replace(head, accept_by_depth=(), accept_by_rank=()), module.to_head())
     written = json.loads((tmp_path / "curves.json").read_text())
     assert written["held_out"] == curves.held_out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_medusas_accuracies_by_rank_are_those_of_the_held_out_samples(tmp_path: Path) -> None:
+    """Counted anew, from the formula of a head, with a sort in place of what the module does."""
+    store = MemoryStore(small_target(), 60)
+    module = small_module("medusa", store)
+    assert isinstance(module, Medusa)
+    config = replace(CONFIG, held_out=0.3)
+    curves = train(store, module, config, tmp_path)
+    head = load_head(tmp_path, store.model.config, "target")
+    _, held_out = split(store.samples, config.held_out)
+    hits, asked = torch.zeros(3, 8), torch.zeros(3, 1)
+    for features in store.read_many(held_out):
+        batch = collate([features], module.feature_layers, module.last_layer)
+        right = module.wanted(batch).likeliest
+        for k, part in enumerate(module.heads):
+            assert isinstance(part, MedusaHead)
+            logits = part(module.target.normed(batch.features), torch.float32) @ module.output().T
+            best = logits.argsort(descending=True, stable=True)
+            for row in range(len(batch) - k):
+                asked[k] += bool(batch.learned[row + k])
+                if batch.learned[row + k] and module.places[batch.labels[row + k]] >= 0:
+                    hits[k] += best[row, :8] == right[row + k]
+    assert asked.min() > 100
+    assert torch.tensor(head.accept_by_rank) == pytest.approx((hits / asked).numpy(), abs=1e-6)
+    assert [ranks[0] for ranks in head.accept_by_rank] == list(head.accept_by_depth)
+    assert 0 < sum(head.accept_by_rank[0][1:]) < 1 - head.accept_by_depth[0]
+    assert train(store, module, config, tmp_path) == curves
+    assert load_head(tmp_path, store.model.config, "target").accept_by_rank == head.accept_by_rank
 
 
 def test_bfloat16_learns_about_the_same(store: MemoryStore, tmp_path: Path) -> None:

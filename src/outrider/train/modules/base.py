@@ -115,6 +115,10 @@ class DrafterModule(nn.Module, ABC):
         """The target's distribution of every label over the draft vocabulary."""
         return Wanted.of_target(self.target.normed(batch.final), self.target_rows.float(), self.dtype)
 
+    def accept_by_rank(self, batches: Iterable[Batch]) -> tuple[tuple[float, ...], ...]:
+        """`Head.accept_by_rank` on some batches; empty, and none is read, if the method has no use for it."""
+        return ()
+
     def prepare(self, batches: Iterable[Batch]) -> None:
         """Look at some batches, at least one, before anything is learned from them."""
 

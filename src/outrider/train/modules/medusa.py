@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +13,16 @@ from outrider.core.errors import HeadMismatchError
 from outrider.heads.head import Head
 from outrider.models.config import OUTPUT
 from outrider.train.batches import Batch
-from outrider.train.losses import soft_cross_entropy
+from outrider.train.losses import Wanted, soft_cross_entropy
 from outrider.train.modules.base import DrafterModule, Outcome, tally_of
 from outrider.train.modules.layers import Product, ScaledLinear
 from outrider.train.modules.shape import Goal, Shape
 from outrider.train.modules.target import Target
+
+_RANKS = 8
+"""Guesses of a head that are told apart: as many as its drafter looks at."""
+_CHUNK = 256
+"""Rows whose logits are held at once."""
 
 
 class MedusaHead(nn.Module):
@@ -38,6 +44,31 @@ class MedusaHead(nn.Module):
             assert isinstance(block, ScaledLinear)
             x = x + F.silu(Product.of(dtype, block)(x))
         return x
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """One head's, for R places. x: [R, H], what goes into ``output`` [D, H]. rows: [R], whose labels are guessed.
+
+    asked: how many places there are, with those whose tokens cannot be drafted.
+    """
+
+    x: torch.Tensor
+    output: torch.Tensor
+    rows: torch.Tensor
+    asked: int
+
+    def ranks(self, wanted: Wanted) -> torch.Tensor:
+        """[R] int64: the place of the target's likeliest token among the columns, the best being 0; at most _RANKS."""
+        ranks = [torch.zeros(0, dtype=torch.int64)]
+        for start in range(0, len(self.x), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            logits = self.x[part] @ self.output.T
+            right = wanted.likeliest[self.rows[part], None]
+            own = logits.gather(1, right)
+            before = (logits > own) | ((logits == own) & (torch.arange(logits.shape[1]) < right))
+            ranks.append(before.sum(1).clamp(max=_RANKS))
+        return torch.cat(ranks)
 
 
 class Medusa(DrafterModule):
@@ -89,22 +120,43 @@ class Medusa(DrafterModule):
 
     def loss(self, batch: Batch, goal: Goal) -> Outcome:
         """Head k is trained on the target's distribution k places after the label."""
-        known = batch.learned & (self.places[batch.labels] >= 0)
-        features = self.target.normed(batch.features)
         wanted = self.wanted(batch)
-        shared = self.output()
+        known = int(self._known(batch).sum())
         total = torch.zeros(())
         parts, sizes, asked = [], [], []
+        for number, guess in enumerate(self._guesses(batch)):
+            scale = torch.full((len(guess.rows),), goal.decay**number / max(known, 1))
+            measured = soft_cross_entropy(guess.x, guess.output, wanted, guess.rows, scale)
+            total = total + measured.total
+            parts.append(measured)
+            sizes.append(len(guess.rows))
+            asked.append(guess.asked)
+        return Outcome(total, tally_of(parts, sizes, asked))
+
+    def accept_by_rank(self, batches: Iterable[Batch]) -> tuple[tuple[float, ...], ...]:
+        hits = torch.zeros(len(self.heads), _RANKS + 1, dtype=torch.int64)
+        asked = torch.zeros(len(self.heads), 1, dtype=torch.int64)
+        for batch in batches:
+            wanted = self.wanted(batch)
+            for number, guess in enumerate(self._guesses(batch)):
+                hits[number] += torch.bincount(guess.ranks(wanted), minlength=_RANKS + 1)
+                asked[number] += guess.asked
+        shares = (hits[:, :_RANKS] / asked.clamp(min=1)).tolist()
+        return tuple(tuple(round(share, 6) for share in of_ranks) for of_ranks in shares)
+
+    def _known(self, batch: Batch) -> torch.Tensor:
+        """[N] bool, rows whose label is to be learned and can be drafted."""
+        return batch.learned & (self.places[batch.labels] >= 0)
+
+    def _guesses(self, batch: Batch) -> Iterator[_Guess]:
+        """What each head says, one after the other."""
+        known = self._known(batch)
+        features = self.target.normed(batch.features)
+        shared = self.output()
         for number, head in enumerate(self.heads):
             assert isinstance(head, MedusaHead)
             inside = (batch.left >= number).nonzero().squeeze(1)
             bases = inside[known[inside + number]]
-            asked.append(int(batch.learned[inside + number].sum()))
             output = Product.of(self.dtype, head.output).weight if hasattr(head, "output") else shared
             x = head(features[bases], self.dtype).to(self.dtype)
-            scale = torch.full((len(bases),), goal.decay**number / max(int(known.sum()), 1))
-            measured = soft_cross_entropy(x, output, wanted, bases + number, scale)
-            total = total + measured.total
-            parts.append(measured)
-            sizes.append(len(bases))
-        return Outcome(total, tally_of(parts, sizes, asked))
+            yield _Guess(x, output, bases + number, int(batch.learned[inside + number].sum()))
