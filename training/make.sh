@@ -27,18 +27,27 @@ case $model in
 esac
 here=$(dirname "$0")
 mkdir -p "$out"
-[ -e "$out/prompts.jsonl" ] || python "$here/prompts.py" --count "$prompts" --seed 1 --out "$out/prompts.jsonl" "$@"
-train() {
-    method=$1
-    shift
-    outrider train "$model" --method "$method" --out "$out/$method" --max-length 1024 --learn-questions "$@"
+write() { # FILE COUNT SEED [--exclude FILE ...]
+    file=$1 count=$2 seed=$3
+    shift 3
+    [ -e "$out/$file" ] || python "$here/prompts.py" --count "$count" --seed "$seed" --out "$out/$file" "$@"
 }
+train() { # METHOD FOLDER [OPTIONS]
+    method=$1 folder=$2
+    shift 2
+    outrider train "$model" --method "$method" --out "$out/$folder" --max-length 1024 --learn-questions "$@"
+}
+write prompts.jsonl "$prompts" 1 "$@"
 if [ "$model" = smollm2-135m ]; then
-    train eagle3 --data "$out/prompts.jsonl" --answer-tokens 320 --draft-vocab 6144 --intermediate-size 1024 --epochs 3
+    write more.jsonl 5600 5 "$@"
+    train eagle3 first --data "$out/prompts.jsonl" --answer-tokens 320 --draft-vocab 6144 --intermediate-size 1024 --epochs 3
     # The answers are written once; the others learn from the same.
-    train mtp --data "$out/eagle3/answers.jsonl" --draft-vocab 6144
-    train medusa --data "$out/eagle3/answers.jsonl" --draft-vocab 6144 --num-heads 4
+    train mtp mtp --data "$out/first/answers.jsonl" --draft-vocab 6144
+    train medusa medusa --data "$out/first/answers.jsonl" --draft-vocab 6144 --num-heads 4
+    # Three passes have learned the answers by heart; others are worth more than a fourth.
+    train eagle3 eagle3 --init-from "$out/first" --data "$out/more.jsonl" --answer-tokens 224 --epochs 2 \
+        --learning-rate 0.005 --weight-decay 0.1
 else
     # As large as fits into 60 MB.
-    train eagle3 --data "$out/prompts.jsonl" --answer-tokens 256 --draft-vocab 6000 --intermediate-size 1024 --epochs 3
+    train eagle3 eagle3 --data "$out/prompts.jsonl" --answer-tokens 256 --draft-vocab 6000 --intermediate-size 1024 --epochs 3
 fi

@@ -246,3 +246,10 @@ def test_what_cannot_be_done_is_refused_by_name(
 def test_another_model_is_not_here(client: OpenAI) -> None:
     with pytest.raises(NotFoundError, match="this server has tiny"):
         client.completions.create(model="gpt-4", prompt="a")
+
+
+@pytest.mark.parametrize("prompt", ["", [99_999_999]])
+def test_a_prompt_that_is_none_is_not_said_to_be_too_long(client: OpenAI, prompt: Any) -> None:
+    with pytest.raises(BadRequestError) as error:
+        client.completions.create(model="tiny", prompt=prompt)
+    assert error.value.code == "invalid_value"

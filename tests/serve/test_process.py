@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from outrider import SamplingParams
+from outrider.serve.config import ServerConfig
+from outrider.serve.server import Server, serve
 from tests.serve.support import endless, open_llm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,3 +175,13 @@ def test_after_sigkill_another_takes_the_port_and_answers(start: Any) -> None:
     again = start(port=server.port, pause=0)
     status, _, objects = again.ask()
     assert (status, objects[0]["choices"][0]["text"]) == (200, right())
+
+
+def test_what_was_loaded_is_left_to_the_collector_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays frozen is never freed, and the extension says so of every matrix when the process ends."""
+    frozen: list[int] = []
+    monkeypatch.setattr(Server, "run", lambda self: frozen.append(gc.get_freeze_count()))
+    before = gc.get_freeze_count()
+    serve(open_llm(endless, "none"), ServerConfig())
+    assert frozen[0] > before
+    assert gc.get_freeze_count() == 0

@@ -167,8 +167,10 @@ def _train(
     origin: Origin,
 ) -> Curves:
     from outrider.train.features import FeatureStore
-    from outrider.train.loop import train
+    from outrider.train.loop import check_resumable, train
 
+    if not args.restart:
+        check_resumable(args.out, found.samples, module, config, origin)
     store = FeatureStore(
         found.samples,
         sorted({*module.feature_layers, module.last_layer}),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import ContextLengthError, NoTokenLeftError, OutriderError
+from outrider.core.errors import ContextLengthError, NoTokenLeftError, OutriderError, UsageError
 from outrider.core.sampling import SamplingParams, SamplingState
 from outrider.core.tree import ROOT, DraftTree
 from outrider.drafters.base import SequenceView
@@ -189,14 +189,14 @@ class Request:
 
 def _check_prompt(prompt: Sequence[int], vocab_size: int, max_context: int) -> None:
     if not prompt:
-        raise ContextLengthError("the prompt has no tokens; give at least one")
+        raise UsageError("the prompt has no tokens; give at least one")
     if len(prompt) >= max_context:
         raise ContextLengthError(
             f"the prompt has {len(prompt)} tokens; the context holds {max_context}, the answer included: shorten it"
         )
     for token in prompt:
         if not 0 <= token < vocab_size:
-            raise ContextLengthError(f"the prompt holds token {token}; the vocabulary ends at {vocab_size - 1}")
+            raise UsageError(f"the prompt holds token {token}; the vocabulary ends at {vocab_size - 1}")
 
 
 def trim(tree: DraftTree, room: int, end_ids: frozenset[int], *, chain: bool) -> DraftTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import UnknownNameError
@@ -37,6 +38,8 @@ def choose_executor(name: str, *, dtype: str, device: str) -> str:
         return EXECUTORS.check(name)
     if dtype != "auto" or device != "cpu":
         return "torch"
-    from outrider.executors.native import why_unavailable
+    from outrider.executors.native import ISA, require, why_unavailable
 
+    if os.environ.get(ISA):
+        require()  # who names an instruction set does not want another executor
     return "native" if why_unavailable() is None else "torch"

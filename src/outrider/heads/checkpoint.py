@@ -120,6 +120,10 @@ class _Pickle(TensorFile):
         except Exception as error:  # there is nothing that a broken pickle may not fail with
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelFileError(f"{path}: not a complete file of tensors ({reason}); get it again") from None
+        if isinstance(loaded, dict) and "optimizers" in loaded:
+            raise ModelFileError(
+                f"{path.parent}: the training of this drafter has not ended; the same 'outrider train' goes on with it"
+            )
         if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
             raise ModelFileError(f"{path}: not a table of tensors by name")
         self._tensors: Mapping[str, torch.Tensor] = loaded

@@ -102,5 +102,8 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     server = Server(llm, config)
     gc.collect()
     gc.freeze()  # what is loaded stays for good: collections, which stop all requests, need not look at it again
-    server.run()
+    try:
+        server.run()
+    finally:
+        gc.unfreeze()
     return server.exit_code

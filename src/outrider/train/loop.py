@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -211,7 +211,7 @@ class _Run:
             {
                 "config": asdict(self._config),
                 "origin": asdict(self._origin),
-                "drafter": self._drafter(),
+                "drafter": _kind(self._module),
                 "data": data_digest(self._store.samples),
                 "module": self._module.state_dict(),
                 "optimizers": self._optimizers.state_dict(),
@@ -227,30 +227,49 @@ class _Run:
         state = checkpoint.read(self._folder)
         if state is None:
             return
-        self._check_same(state)
+        _check_same(state, self._folder, self._store.samples, self._module, self._config, self._origin)
         self._module.load_state_dict(state["module"])
         self._optimizers.load_state_dict(state["optimizers"])
         tally = None if state["tally"] is None else Tally(**state["tally"])
         self.progress = _Progress(state["update"], tally, Curves(**state["curves"]))
 
-    def _check_same(self, state: dict[str, Any]) -> None:
-        anew = f"go on with what {self._folder / checkpoint.NAME} was made with, or start anew"
-        for name, value in asdict(self._config).items():
-            if name not in _FREE_TO_RESUME and state["config"].get(name) != value:
-                raise ConfigError(f"{name}={value!r}, but the checkpoint has {state['config'].get(name)!r}; {anew}")
-        if state["drafter"] != self._drafter():
-            raise ConfigError(f"the checkpoint is of another drafter or target; {anew}")
-        origin = state.get("origin", {})
-        if origin.get("target") != self._origin.target:
-            raise ConfigError(f"the checkpoint is of a target with other weights, or run in another way; {anew}")
-        if origin.get("drafter") != self._origin.drafter:
-            raise ConfigError(f"the checkpoint began with another drafter; {anew}")
-        if state["data"] != data_digest(self._store.samples):
-            raise UsageError(f"the checkpoint is of other samples; {anew}")
 
-    def _drafter(self) -> str:
-        """What tells one kind of drafter from another."""
-        m = self._module
-        ids = None if m.draft_ids is None else digest(m.draft_ids.tolist()).hex()
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in m.state_dict().items()]
-        return repr((m.method, m.dtype, m.feature_layers, m.target.config, ids, shapes))
+def check_resumable(
+    folder: Path, samples: Sequence[Sample], module: DrafterModule, config: TrainConfig, origin: Origin
+) -> None:
+    """Raise what `train` raises if the checkpoint in ``folder`` is of something else: known before hidden states
+    are computed.
+    """
+    state = checkpoint.read(folder)
+    if state is not None:
+        _check_same(state, folder, samples, module, config, origin)
+
+
+def _check_same(
+    state: Mapping[str, Any],
+    folder: Path,
+    samples: Sequence[Sample],
+    module: DrafterModule,
+    config: TrainConfig,
+    origin: Origin,
+) -> None:
+    anew = f"go on with what {folder / checkpoint.NAME} was made with, or start anew with --restart"
+    if state["drafter"] != _kind(module):
+        raise ConfigError(f"the checkpoint is of another drafter or target; {anew}")
+    for name, value in asdict(config).items():
+        if name not in _FREE_TO_RESUME and state["config"].get(name) != value:
+            raise ConfigError(f"{name}={value!r}, but the checkpoint has {state['config'].get(name)!r}; {anew}")
+    began = state.get("origin", {})
+    if began.get("target") != origin.target:
+        raise ConfigError(f"the checkpoint is of a target with other weights, or run in another way; {anew}")
+    if began.get("drafter") != origin.drafter:
+        raise ConfigError(f"the checkpoint began with another drafter; {anew}")
+    if state["data"] != data_digest(samples):
+        raise UsageError(f"the checkpoint is of other samples; {anew}")
+
+
+def _kind(module: DrafterModule) -> str:
+    """What tells one kind of drafter from another."""
+    ids = None if module.draft_ids is None else digest(module.draft_ids.tolist()).hex()
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
+    return repr((module.method, module.dtype, module.feature_layers, module.target.config, ids, shapes))

@@ -234,8 +234,19 @@ def test_a_checkpoint_of_other_data_is_told_of_and_can_be_left(
     out = tmp_path / "out"
     assert train("--data", data, "--out", out, *SMALL) == 0
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2) == 2
-    assert "or start anew" in capsys.readouterr().err
+    assert "or start anew with --restart" in capsys.readouterr().err
     assert train("--data", data, "--out", out, *SMALL, "--epochs", 2, "--restart") == 0
+
+
+def test_a_checkpoint_of_another_method_is_told_of_before_hidden_states_are_computed(
+    model: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train("--data", data, "--out", out, *SMALL) == 0
+    kept = {path.name: path.read_bytes() for path in (out / "states").iterdir()}
+    assert train("--data", data, "--out", out, *SMALL, method="mtp") == 2
+    assert "the checkpoint is of another drafter or target" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (out / "states").iterdir()} == kept
 
 
 def test_a_checkpoint_of_a_target_with_other_weights_is_not_gone_on_from(

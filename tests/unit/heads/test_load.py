@@ -69,6 +69,12 @@ def test_broken_files(tmp_path: Path) -> None:
         head_method(tmp_path / "list.pt")
 
 
+def test_a_training_that_has_not_ended_is_said_to_be_one(tmp_path: Path) -> None:
+    torch.save({"module": {}, "optimizers": [], "update": 3}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ModelFileError, match="the training of this drafter has not ended; the same 'outrider train'"):
+        load_head(tmp_path, TARGET, "target")
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such file or folder"):
         head_method(tmp_path / "missing")

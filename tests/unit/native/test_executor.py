@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -259,3 +262,19 @@ def test_memory_sets_the_size_and_is_not_exceeded() -> None:
     assert build(kv_memory=1 << 20, kv_tokens=64).total_tokens == 64
     with pytest.raises(ConfigError, match="does not hold one page"):
         build(kv_memory=100, kv_tokens=None)
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("portable", "native"), ("foo", "unknown instruction set 'foo'")])
+def test_an_instruction_set_that_is_asked_for_is_not_passed_over(name: str, chosen: str) -> None:
+    """In a process of its own: the choice is made once for each."""
+    code = """
+from outrider.core.errors import ConfigError
+from outrider.executors import choose_executor
+try:
+    print(choose_executor("auto", dtype="auto", device="cpu"))
+except ConfigError as error:
+    print(error)
+"""
+    env = {**os.environ, "OUTRIDER_ISA": name}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert chosen in found.stdout

@@ -34,27 +34,37 @@ def run(tmp_path: Path, *words: str) -> tuple[int, list[list[str]], str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "model", "methods"),
+    ("words", "model", "runs"),
     [
-        ((), "smollm2-135m", ["eagle3", "mtp", "medusa"]),
-        (("qwen2.5-coder-1.5b",), "qwen2.5-coder-1.5b", ["eagle3"]),
+        (
+            (),
+            "smollm2-135m",
+            [
+                ("eagle3", "first", "prompts.jsonl"),
+                ("mtp", "mtp", "first/answers.jsonl"),
+                ("medusa", "medusa", "first/answers.jsonl"),
+                ("eagle3", "eagle3", "more.jsonl"),
+            ],
+        ),
+        (("qwen2.5-coder-1.5b",), "qwen2.5-coder-1.5b", [("eagle3", "eagle3", "prompts.jsonl")]),
     ],
 )
 def test_every_drafter_is_trained_with_options_that_there_are(
-    words: tuple[str, ...], model: str, methods: list[str], tmp_path: Path
+    words: tuple[str, ...], model: str, runs: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
+    out = tmp_path / "out"
     code, commands, said = run(tmp_path, *words, "--exclude", "measured.jsonl")
     assert (code, said) == (0, "")
-    (prompts, *trained) = commands
-    assert prompts[0] == "python"
-    assert prompts[-2:] == ["--exclude", "measured.jsonl"]
-    parsed = [build_parser("train").parse(command[1:]) for command in trained]
-    assert [args.method for args in parsed] == methods
-    for args in parsed:
-        assert args.model_argument == model
-        assert args.out == tmp_path / "out" / args.method
-    assert parsed[0].data == [tmp_path / "out" / "prompts.jsonl"]
-    assert all(args.data == [tmp_path / "out" / "eagle3" / "answers.jsonl"] for args in parsed[1:])
+    prompts = [command for command in commands if command[0] == "python"]
+    assert all(command[-2:] == ["--exclude", "measured.jsonl"] for command in prompts)
+    written = {command[command.index("--out") + 1] for command in prompts}
+    assert written == {str(out / data) for _, _, data in runs if "/" not in data}
+    parsed = [build_parser("train").parse(command[1:]) for command in commands if command[0] == "outrider"]
+    assert [(args.method, args.out, args.data) for args in parsed] == [
+        (method, out / folder, [out / data]) for method, folder, data in runs
+    ]
+    assert all(args.model_argument == model for args in parsed)
+    assert [args.init_from for args in parsed[3:]] == [str(out / "first")] * len(parsed[3:])
 
 
 def test_a_model_without_a_recipe(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import os
 
 from outrider.core.errors import ConfigError
 
+ISA = "OUTRIDER_ISA"
+"""Environment variable that names the instruction set whose kernels are to run."""
+
 
 def why_unavailable() -> str | None:
     """What keeps the native executor from running on this machine, as one line; None if nothing does."""
