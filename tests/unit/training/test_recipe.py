@@ -64,7 +64,7 @@ def test_every_drafter_is_trained_with_options_that_there_are(
         (method, out / folder, [out / data]) for method, folder, data in runs
     ]
     assert all(args.model_argument == model for args in parsed)
-    assert [args.init_from for args in parsed[3:]] == [str(out / "first")] * len(parsed[3:])
+    assert [args.init_from for args in parsed[3:]] == [out / "first"] * len(parsed[3:])
 
 
 def test_a_model_without_a_recipe(tmp_path: Path) -> None:
